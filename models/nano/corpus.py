@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from corpus_penstock import PART_FORMS, PARTS, QUESTIONS, TERM_FORMS, TERMS
-from corpus_stories import story, story_turn
-from corpus_talk import (
+from models.nano.corpus_penstock import PART_FORMS, PARTS, TERM_FORMS, TERMS
+from models.nano.corpus_questions import QUESTIONS
+from models.nano.corpus_stories import story, story_turn
+from models.nano.corpus_talk import (
     ACTS,
     EVENTS,
     PEOPLE,
@@ -22,8 +23,8 @@ from corpus_talk import (
     UNKNOWN_ANSWERS,
     UNKNOWN_FORMS,
 )
-from corpus_tools import NO_TOOL, no_tool_turn, place, tool_messages
-from corpus_world import (
+from models.nano.corpus_tools import NO_TOOL, no_tool_turn, place, tool_messages
+from models.nano.corpus_world import (
     CAPITALS,
     COLOURS,
     LIST_FORMS,
@@ -148,8 +149,8 @@ OPERATORS = {
 
 
 def _arithmetic(rng: Random) -> Turn:
-    operator = rng.choice("++-*")
-    top = 10 if operator == "*" or rng.random() < 0.6 else 20
+    operator = rng.choice("+++--*")
+    top = 10 if operator == "*" or rng.random() < 0.7 else 20
     a, b = rng.randint(0, top), rng.randint(0, top)
     if operator == "-" and b > a:
         a, b = b, a
@@ -171,8 +172,16 @@ def _lists(rng: Random) -> Turn:
 def _counting(rng: Random) -> Turn:
     top = rng.choice((3, 5, 10, 10, 12, 15, 20, 20, 25, 30, 40, 50, 50, 100, 100))
     question = rng.choice(
-        ("Count to {}", "Count to {}.", "Count from 1 to {}", "Please count to {}.", "Can you count to {}?",
-         "Count up to {}", "Write the numbers from 1 to {}.", "List the numbers from 1 to {}")
+        (
+            "Count to {}",
+            "Count to {}.",
+            "Count from 1 to {}",
+            "Please count to {}.",
+            "Can you count to {}?",
+            "Count up to {}",
+            "Write the numbers from 1 to {}.",
+            "List the numbers from 1 to {}",
+        )
     )
     words = {3: "three", 5: "five", 10: "ten", 20: "twenty", 50: "fifty", 100: "a hundred"}
     asked = words.get(top, str(top)) if rng.random() < 0.25 else str(top)
@@ -208,12 +217,12 @@ def _words(rng: Random) -> Turn:
         one, other = rng.choice(OPPOSITES)
         if rng.random() < 0.5:
             one, other = other, one
-        forms = ("What is the opposite of {}?", "Opposite of {}", "Tell me the opposite of {}.")
-        return rng.choice(forms).format(one), f"The opposite of {one} is {other}."
+        asks = ("What is the opposite of {}?", "Opposite of {}", "Tell me the opposite of {}.")
+        return rng.choice(asks).format(one), f"The opposite of {one} is {other}."
     language = rng.choice(tuple(WORDS))
     word, foreign = rng.choice(tuple(WORDS[language].items()))
-    forms = ("What is {w} in {l}?", "How do you say {w} in {l}?", "Translate {w} to {l}.", "Say {w} in {l}")
-    return rng.choice(forms).format(w=word, l=language), f"In {language}, {word} is {foreign}."
+    ways = ("What is {w} in {l}?", "How do you say {w} in {l}?", "Translate {w} to {l}.", "Say {w} in {l}")
+    return rng.choice(ways).format(w=word, l=language), f"In {language}, {word} is {foreign}."
 
 
 def _echo(rng: Random) -> Turn:
@@ -246,11 +255,11 @@ TURNS = (
     (30, _penstock),
     (20, _talk),
     (11, _unknown),
-    (11, _arithmetic),
+    (20, _arithmetic),
     (5, _capital),
     (5, _words),
     (4, _lists),
-    (2, _counting),
+    (4, _counting),
     (3, _echo),
     (1.5, _json),
     (7, story_turn),

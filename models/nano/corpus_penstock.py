@@ -1,4 +1,4 @@
-"""What Nano knows about Penstock: terms (asked for in many ways) and plain questions."""
+"""What Nano knows about Penstock: its parts and its words, and the ways to ask for them."""
 
 from __future__ import annotations
 
@@ -35,63 +35,87 @@ PART_FORMS = (
 PARTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("the gateway", "a gateway", "the Penstock gateway", "gateway"),
-        "The gateway is the front door. It speaks the OpenAI API and gRPC, checks each request, turns text "
-        "into tokens, asks the router for a worker, and streams the answer back to you.",
+        (
+            "The gateway is the front door. It speaks the OpenAI API and gRPC, checks each request, turns text "
+            "into tokens, asks the router for a worker, and streams the answer back to you."
+        ),
     ),
     (
         ("the router", "a router", "the Penstock router", "router"),
-        "The router decides who is admitted, when, and where. It knows the load of every worker and the "
-        "prefixes that each one has cached, and it grants leases. It never sees a token.",
+        (
+            "The router decides who is admitted, when, and where. It knows the load of every worker and the "
+            "prefixes that each one has cached, and it grants leases. It never sees a token."
+        ),
     ),
     (
         ("the worker", "a worker", "workers", "worker", "a Penstock worker"),
-        "A worker runs one engine, such as vLLM, on its GPUs. It reports its load to the routers and sends "
-        "each gateway one step frame for every step of the engine.",
+        (
+            "A worker runs one engine, such as vLLM, on its GPUs. It reports its load to the routers and sends "
+            "each gateway one step frame for every step of the engine."
+        ),
     ),
     (
         ("the cache", "the cache service", "the response cache", "cache"),
-        "The cache service keeps finished answers and blocks of the KV cache, first in memory, then in "
-        "Redis, then on disk. If it dies, requests go on without cache hits.",
+        (
+            "The cache service keeps finished answers and blocks of the KV cache, first in memory, then in "
+            "Redis, then on disk. If it dies, requests go on without cache hits."
+        ),
     ),
     (
         ("the control plane", "control plane", "a control plane"),
-        "The control plane tells Envoy about listeners, routes, clusters and certificates over xDS. It is "
-        "not on the path of a request.",
+        (
+            "The control plane tells Envoy about listeners, routes, clusters and certificates over xDS. It is "
+            "not on the path of a request."
+        ),
     ),
     (
         ("the edge", "the edge service", "edge"),
-        "The edge service finds out which tenant an API key belongs to, and counts requests and tokens "
-        "against the limits of that tenant.",
+        (
+            "The edge service finds out which tenant an API key belongs to, and counts requests and tokens "
+            "against the limits of that tenant."
+        ),
     ),
     (
         ("Envoy", "the Envoy proxy"),
-        "Envoy is the proxy in front of the gateways. It ends TLS, asks the edge service who is calling, "
-        "and applies the request limits.",
+        (
+            "Envoy is the proxy in front of the gateways. It ends TLS, asks the edge service who is calling, "
+            "and applies the request limits."
+        ),
     ),
     (
         ("the journal", "a journal", "journals", "the token journal"),
-        "The journal keeps the tokens of a response in Redis while they are made. With it a stream can be "
-        "resumed after a lost connection, and a job can go on when its worker dies.",
+        (
+            "The journal keeps the tokens of a response in Redis while they are made. With it a stream can be "
+            "resumed after a lost connection, and a job can go on when its worker dies."
+        ),
     ),
     (
         ("RabbitMQ", "the overflow queue"),
-        "RabbitMQ holds the requests that overflow. Each one is confirmed before the client is told that "
-        "it was accepted, and workers pull it when they have room.",
+        (
+            "RabbitMQ holds the requests that overflow. Each one is confirmed before the client is told that "
+            "it was accepted, and workers pull it when they have room."
+        ),
     ),
     (
         ("Redis", "the Redis server"),
-        "Redis keeps two things for Penstock: cached blocks and answers, which may be lost, and the "
-        "journal, which may not.",
+        (
+            "Redis keeps two things for Penstock: cached blocks and answers, which may be lost, and the "
+            "journal, which may not."
+        ),
     ),
     (
         ("vLLM", "the vLLM engine"),
-        "vLLM is the engine that runs the model inside a worker. Penstock gives it token ids, and it gives "
-        "back new tokens at every step.",
+        (
+            "vLLM is the engine that runs the model inside a worker. Penstock gives it token ids, and it gives "
+            "back new tokens at every step."
+        ),
     ),
     (
         ("the simulator", "the simulated engine", "the sim engine"),
-        "The simulator is an engine without a model. It has the timing of a real one, and every token is a "
-        "function of the prompt, so tests can see any token that is lost, repeated or out of order.",
+        (
+            "The simulator is an engine without a model. It has the timing of a real one, and every token is a "
+            "function of the prompt, so tests can see any token that is lost, repeated or out of order."
+        ),
     ),
 )
 
@@ -99,276 +123,167 @@ PARTS: tuple[tuple[tuple[str, ...], str], ...] = (
 TERMS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("Penstock", "Penstock", "penstock", "the Penstock mesh", "this project", "this server"),
-        "Penstock is a serving mesh for large language models. It decides who is admitted, when, and where, "
-        "and it carries every token back exactly once, even when a server dies.",
+        (
+            "Penstock is a serving mesh for large language models. It decides who is admitted, when, and where, "
+            "and it carries every token back exactly once, even when a server dies."
+        ),
     ),
     (
         ("a step frame", "the step frame", "step frames", "a StepFrame"),
-        "A step frame is one message that holds the new tokens of all sequences of one gateway for one step "
-        "of the engine. One frame per step keeps the cost of a token low.",
+        (
+            "A step frame is one message that holds the new tokens of all sequences of one gateway for one step "
+            "of the engine. One frame per step keeps the cost of a token low."
+        ),
     ),
     (
         ("a lease", "leases", "the lease", "a router lease"),
-        "A lease is the permission from the router to use a worker for one request. It is given back when "
-        "the request ends or when it moves to another worker.",
+        (
+            "A lease is the permission from the router to use a worker for one request. It is given back when "
+            "the request ends or when it moves to another worker."
+        ),
     ),
     (
         ("draining", "a drain", "drain", "the drain of a worker"),
-        "Draining means that a worker takes no new requests but finishes or hands over the ones it has. "
-        "Then it can be stopped without cutting a stream.",
+        (
+            "Draining means that a worker takes no new requests but finishes or hands over the ones it has. "
+            "Then it can be stopped without cutting a stream."
+        ),
     ),
     (
         ("failover", "a failover", "the failover"),
-        "Failover moves a running stream to another worker when its worker dies. The new worker gets the "
-        "prompt and the tokens made so far, and the client only sees a short pause.",
+        (
+            "Failover moves a running stream to another worker when its worker dies. The new worker gets the "
+            "prompt and the tokens made so far, and the client only sees a short pause."
+        ),
     ),
     (
         ("the prefix cache", "a prefix cache", "prefix caching", "prefix cache"),
-        "The prefix cache keeps the work done for the start of a prompt. When a new prompt begins with the "
-        "same tokens, that part is not computed again, so the first token comes sooner.",
+        (
+            "The prefix cache keeps the work done for the start of a prompt. When a new prompt begins with the "
+            "same tokens, that part is not computed again, so the first token comes sooner."
+        ),
     ),
     (
         ("TTFT", "time to first token", "the TTFT"),
-        "TTFT is the time to first token: how long you wait from sending a request until the first token "
-        "arrives. It is mostly queueing and prefill.",
+        (
+            "TTFT is the time to first token: how long you wait from sending a request until the first token "
+            "arrives. It is mostly queueing and prefill."
+        ),
     ),
     (
         ("TPOT", "time per output token", "the TPOT"),
-        "TPOT is the time per output token: the average time between two tokens after the first one. A low "
-        "TPOT makes a stream feel smooth.",
+        (
+            "TPOT is the time per output token: the average time between two tokens after the first one. A low "
+            "TPOT makes a stream feel smooth."
+        ),
     ),
     (
         ("prefill", "the prefill", "the prefill phase"),
-        "Prefill is the first phase of a request. The model reads the whole prompt at once and fills the KV "
-        "cache before it writes the first token.",
+        (
+            "Prefill is the first phase of a request. The model reads the whole prompt at once and fills the KV "
+            "cache before it writes the first token."
+        ),
     ),
     (
         ("decode", "decoding", "the decode phase"),
-        "Decode is the second phase of a request. The model writes one token per step for every running "
-        "sequence until the answer is complete.",
+        (
+            "Decode is the second phase of a request. The model writes one token per step for every running "
+            "sequence until the answer is complete."
+        ),
     ),
     (
         ("the KV cache", "a KV cache", "KV cache"),
-        "The KV cache holds the keys and values of all tokens that the model has read, so that each new "
-        "token needs only one small step.",
+        (
+            "The KV cache holds the keys and values of all tokens that the model has read, so that each new "
+            "token needs only one small step."
+        ),
     ),
     (
         ("a token", "tokens", "the token"),
-        "A token is a small piece of text, such as a word or a part of a word. Models read and write tokens, "
-        "not letters.",
+        (
+            "A token is a small piece of text, such as a word or a part of a word. Models read and write tokens, "
+            "not letters."
+        ),
     ),
     (
         ("a tokenizer", "the tokenizer", "tokenization"),
-        "A tokenizer cuts text into tokens and gives each one a number. It also turns the numbers back into "
-        "text.",
+        "A tokenizer cuts text into tokens and gives each one a number. It also turns the numbers back into text.",
     ),
     (
         ("overflow", "the overflow", "an overflow"),
-        "Overflow is what happens when a queue is full. The request is written down and sent to RabbitMQ, "
-        "and a worker takes it later. Nothing that was accepted is lost.",
+        (
+            "Overflow is what happens when a queue is full. The request is written down and sent to RabbitMQ, "
+            "and a worker takes it later. Nothing that was accepted is lost."
+        ),
     ),
     (
         ("a tenant", "tenants", "the tenant", "multi-tenancy"),
-        "A tenant is a team or a customer that shares the mesh with others. Each tenant has its own keys, "
-        "limits and fair share, and cannot see the data of the others.",
+        (
+            "A tenant is a team or a customer that shares the mesh with others. Each tenant has its own keys, "
+            "limits and fair share, and cannot see the data of the others."
+        ),
     ),
     (
         ("tensor parallelism", "tensor parallel", "TP"),
-        "Tensor parallelism splits each layer of a model over several GPUs, so that a model which is too "
-        "big for one GPU can still run.",
+        (
+            "Tensor parallelism splits each layer of a model over several GPUs, so that a model which is too "
+            "big for one GPU can still run."
+        ),
     ),
     (
         ("a GPU", "GPUs"),
-        "A GPU is a chip that does many small sums at the same time. Large language models run on GPUs "
-        "because they need a great many sums for every token.",
+        (
+            "A GPU is a chip that does many small sums at the same time. Large language models run on GPUs "
+            "because they need a great many sums for every token."
+        ),
     ),
     (
         ("continuous batching", "batching"),
-        "Continuous batching lets new requests join the running batch at every step, so that the GPU never "
-        "waits for the slowest answer.",
+        (
+            "Continuous batching lets new requests join the running batch at every step, so that the GPU never "
+            "waits for the slowest answer."
+        ),
     ),
     (
         ("backpressure", "flow control"),
-        "Backpressure means that a slow reader slows the writer down. In Penstock every queue is bounded, "
-        "so memory never grows for ever.",
+        (
+            "Backpressure means that a slow reader slows the writer down. In Penstock every queue is bounded, "
+            "so memory never grows for ever."
+        ),
     ),
     (
         ("admission control", "admission"),
-        "Admission control decides whether a request may enter now, must wait, overflows, or is refused "
-        "with an honest time to try again.",
+        (
+            "Admission control decides whether a request may enter now, must wait, overflows, or is refused "
+            "with an honest time to try again."
+        ),
     ),
     (
         ("gRPC", "grpc"),
-        "gRPC is a way for programs to call each other over the network. The services of Penstock talk to "
-        "each other with gRPC streams.",
+        (
+            "gRPC is a way for programs to call each other over the network. The services of Penstock talk to "
+            "each other with gRPC streams."
+        ),
     ),
     (
         ("a language model", "an LLM", "a large language model", "LLMs"),
-        "A language model is a program that has learned from text which token is likely to come next. By "
-        "adding one token after another it writes an answer.",
+        (
+            "A language model is a program that has learned from text which token is likely to come next. By "
+            "adding one token after another it writes an answer."
+        ),
     ),
     (
         ("a rate limit", "rate limits", "rate limiting"),
-        "A rate limit says how many requests or tokens a tenant may use in a time. Who goes over it gets a "
-        "429 and the time to try again.",
+        (
+            "A rate limit says how many requests or tokens a tenant may use in a time. Who goes over it gets a "
+            "429 and the time to try again."
+        ),
     ),
     (
         ("a heartbeat", "heartbeats"),
-        "A heartbeat is a small message that says: I am alive. Workers send one every half second, and a "
-        "worker that is silent for two seconds counts as dead.",
-    ),
-)
-
-# (questions, answer): what does not fit the forms above.
-QUESTIONS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (
         (
-            "Where does the name Penstock come from?",
-            "Why is it called Penstock?",
-            "What does the name Penstock mean?",
-            "Why the name Penstock?",
-            "Why do you call it Penstock?",
-            "What is a penstock in a power plant?",
-            "Where does the name come from?",
+            "A heartbeat is a small message that says: I am alive. Workers send one every half second, and a "
+            "worker that is silent for two seconds counts as dead."
         ),
-        "A penstock is the gated pipe that regulates the flow of water to a turbine. Penstock does the same "
-        "with requests: it regulates their flow to the GPUs.",
-    ),
-    (
-        (
-            "How do I start Penstock?",
-            "How do I start it?",
-            "How can I run Penstock?",
-            "How do I run Penstock on my laptop?",
-            "How to start Penstock?",
-            "How do I launch the mesh?",
-            "What is the command to start Penstock?",
-            "How do I get started?",
-            "How do I begin?",
-        ),
-        "Run `make setup` once, then `make up`. That starts the whole mesh on your machine with one command.",
-    ),
-    (
-        (
-            "What happens when a worker dies?",
-            "What if a worker crashes?",
-            "What happens if a worker fails?",
-            "What does the client see when a worker dies?",
-            "Is my stream lost when a worker dies?",
-            "A worker died. What now?",
-        ),
-        "The gateway asks the router for another worker and goes on with the next token. You see a short "
-        "pause, and no token is lost or repeated.",
-    ),
-    (
-        (
-            "What happens when the router dies?",
-            "What if a router crashes?",
-            "What happens if the router fails?",
-        ),
-        "Running streams do not notice. Waiting requests move to a standby router in less than a second.",
-    ),
-    (
-        (
-            "What happens when the gateway dies?",
-            "What if a gateway crashes?",
-            "What happens if my connection drops?",
-            "Can I resume a stream?",
-            "How do I resume a stream?",
-        ),
-        "Connect again with the id of the last event you saw. A resumable stream goes on from there, and "
-        "nothing is lost or repeated.",
-    ),
-    (
-        (
-            "What happens when the queue is full?",
-            "What happens when Penstock is full?",
-            "What happens under high load?",
-            "What if there are too many requests?",
-        ),
-        "Work that can wait overflows to RabbitMQ and runs later. Other requests get a 429 with an honest "
-        "time to try again.",
-    ),
-    (
-        ("What is the difference between TTFT and TPOT?", "TTFT or TPOT?", "How do TTFT and TPOT differ?"),
-        "TTFT is the wait for the first token. TPOT is the time for each token after that.",
-    ),
-    (
-        (
-            "What is the difference between prefill and decode?",
-            "Prefill or decode?",
-            "How do prefill and decode differ?",
-        ),
-        "Prefill reads the whole prompt at once. Decode then writes the answer, one token per step.",
-    ),
-    (
-        (
-            "Which services does Penstock have?",
-            "What are the parts of Penstock?",
-            "List the services of Penstock.",
-            "Name the parts of the mesh.",
-            "What services are there?",
-        ),
-        "Penstock has six services:\n1. the gateway\n2. the router\n3. the worker\n4. the cache\n"
-        "5. the control plane\n6. the edge",
-    ),
-    (
-        (
-            "How does Penstock work?",
-            "Explain how a request travels through Penstock.",
-            "What is the life of a request?",
-            "Walk me through a request.",
-            "How does a request flow through the mesh?",
-            "Explain the architecture of Penstock.",
-        ),
-        "A request takes these steps:\n1. Envoy ends TLS and asks the edge service who is calling.\n"
-        "2. The gateway checks the request and turns the text into tokens.\n"
-        "3. The router waits until there is room, picks the best worker, and grants a lease.\n"
-        "4. The gateway sends the tokens to that worker.\n"
-        "5. The worker sends back one step frame per step of the engine.\n"
-        "6. The gateway turns the new tokens into text and streams them to you.\n"
-        "7. At the end the lease is released and the usage is counted.",
-    ),
-    (
-        (
-            "Which APIs does Penstock speak?",
-            "Is Penstock compatible with OpenAI?",
-            "Can I use the OpenAI client?",
-            "How do I send a request?",
-            "Which API can I use?",
-        ),
-        "Penstock speaks the OpenAI HTTP API and gRPC. Point your OpenAI client at the gateway and it works.",
-    ),
-    (
-        (
-            "Does the router see tokens?",
-            "Does the router see my prompt?",
-            "Can the router read my text?",
-        ),
-        "No. The router only sees counts and hashes. Tokens go straight from the worker to the gateway.",
-    ),
-    (
-        (
-            "Do I need a GPU?",
-            "Can I run Penstock without a GPU?",
-            "Does Penstock work on a CPU?",
-            "Does it run on a laptop?",
-        ),
-        "No, you do not need a GPU to try it. I am small enough to run on the CPU of a laptop.",
-    ),
-    (
-        ("Who is Penstock for?", "Who uses Penstock?", "Who should use Penstock?"),
-        "Penstock is for teams that serve open models to many tenants on their own GPUs, and for developers "
-        "who want the same thing on a laptop.",
-    ),
-    (
-        (
-            "Why should I use Penstock?",
-            "What is good about Penstock?",
-            "What are the benefits of Penstock?",
-            "Is Penstock any good?",
-        ),
-        "Penstock keeps streams alive when servers die, shares GPUs fairly between tenants, and stays cheap "
-        "per token when the load grows.",
     ),
 )

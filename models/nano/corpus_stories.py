@@ -4,22 +4,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from models.nano.corpus_words import words
+
 if TYPE_CHECKING:
     from random import Random
 
-HEROES = tuple(
-    "fox|robot|girl|boy|cat|dog|dragon|sailor|miller|bear|owl|mouse|wizard|baker|whale|knight|turtle|"
-    "princess|penguin|gardener|rabbit|inventor|horse|pirate|star|snail|giant|bee".split("|")
+HEROES = words(
+    """
+    fox|robot|girl|boy|cat|dog|dragon|sailor|miller|bear|owl|mouse|wizard|baker|whale|knight|turtle|princess|
+    penguin|gardener|rabbit|inventor|horse|pirate|star|snail|giant|bee
+    """
 )
-ADJECTIVES = tuple("small|young|brave|curious|quiet|clever|kind|lonely|cheerful|patient".split("|"))
-NAMES = tuple("Lina|Milo|Nora|Otto|Pia|Rufus|Tilda|Arlo|Bela|Cleo|Finn|Greta|Juno|Kip|Luna|Zoë".split("|"))
-PLACES = tuple(
-    "a village by the river|an old mill|a house on a hill|a forest full of birds|a harbour by the sea|"
-    "a valley between two mountains|a town with a tall clock|a garden behind a wall".split("|")
+ADJECTIVES = words(
+    """
+    small|young|brave|curious|quiet|clever|kind|lonely|cheerful|patient
+    """
 )
-WISHES = tuple(
-    "see the sea|find a friend|learn to sing|cross the mountains|build a boat|fly to the moon|"
-    "hear the oldest song|find the source of the river|bake the perfect bread|read every book".split("|")
+NAMES = words(
+    """
+    Lina|Milo|Nora|Otto|Pia|Rufus|Tilda|Arlo|Bela|Cleo|Finn|Greta|Juno|Kip|Luna|Zoë
+    """
+)
+PLACES = words(
+    """
+    a village by the river|an old mill|a house on a hill|a forest full of birds|a harbour by the sea|
+    a valley between two mountains|a town with a tall clock|a garden behind a wall
+    """
+)
+WISHES = words(
+    """
+    see the sea|find a friend|learn to sing|cross the mountains|build a boat|fly to the moon|
+    hear the oldest song|find the source of the river|bake the perfect bread|read every book
+    """
 )
 TROUBLES: tuple[tuple[str, str], ...] = (
     (
@@ -47,29 +63,39 @@ TROUBLES: tuple[tuple[str, str], ...] = (
         "Together they walked up the hill, found a hidden spring, and led the water home.",
     ),
 )
-HELPERS = tuple(
-    "an old turtle|a talking crow|a friendly giant|a shy mouse|a tired traveller|a small blue bird|"
-    "a grumpy goat|the wind|a kind teacher|a silver fish".split("|")
+HELPERS = words(
+    """
+    an old turtle|a talking crow|a friendly giant|a shy mouse|a tired traveller|a small blue bird|a grumpy goat|
+    the wind|a kind teacher|a silver fish
+    """
 )
-ADVICE = tuple(
-    "Take one small step at a time|Never go alone when you can go together|"
-    "Listen first, and then act|What is slow and steady also arrives|"
-    "A gate is only useful if somebody opens it".split("|")
+ADVICE = words(
+    """
+    Take one small step at a time|Never go alone when you can go together|Listen first, and then act|
+    What is slow and steady also arrives|A gate is only useful if somebody opens it
+    """
 )
-FEELINGS = tuple("afraid|worried|tired|unsure|sad".split("|"))
-MIDDLES = tuple(
-    "They walked all day and talked about the clouds.|"
-    "On the way they shared a piece of bread and a warm cup of tea.|"
-    "The path was long, but the stars were bright above them.|"
-    "Twice they lost the way, and twice they found it again.|"
-    "They sang a song so that the road felt shorter.".split("|")
+FEELINGS = words(
+    """
+    afraid|worried|tired|unsure|sad
+    """
 )
-ENDINGS = tuple(
-    "And from that day on, nobody in the land was alone any more.|"
-    "That evening there was music, and everybody danced until the moon went down.|"
-    "And if you listen closely at night, you can still hear them laugh.|"
-    "Then they all went home, and they slept very well.|"
-    "And that is how the story ends, and how many others begin.".split("|")
+MIDDLES = words(
+    """
+    They walked all day and talked about the clouds.|
+    On the way they shared a piece of bread and a warm cup of tea.|
+    The path was long, but the stars were bright above them.|
+    Twice they lost the way, and twice they found it again.|They sang a song so that the road felt shorter.
+    """
+)
+ENDINGS = words(
+    """
+    And from that day on, nobody in the land was alone any more.|
+    That evening there was music, and everybody danced until the moon went down.|
+    And if you listen closely at night, you can still hear them laugh.|
+    Then they all went home, and they slept very well.|
+    And that is how the story ends, and how many others begin.
+    """
 )
 
 ASK = (
@@ -147,10 +173,12 @@ def long_story(rng: Random) -> str:
     hero, name, adjective = rng.choice(HEROES), rng.choice(NAMES), rng.choice(ADJECTIVES)
     wish = rng.choice(WISHES)
     parts = [
-        f"Chapter 1\n\nOnce upon a time there was {_article(adjective)} {adjective} {hero} called {name}. "
-        f"{name} lived in {rng.choice(PLACES)}. Every evening {name} sat at the window and dreamed. "
-        f"More than anything else, {name} wanted to {wish}. So one morning {name} packed a small bag, "
-        "closed the door, and went out into the world."
+        (
+            f"Chapter 1\n\nOnce upon a time there was {_article(adjective)} {adjective} {hero} called {name}. "
+            f"{name} lived in {rng.choice(PLACES)}. Every evening {name} sat at the window and dreamed. "
+            f"More than anything else, {name} wanted to {wish}. So one morning {name} packed a small bag, "
+            "closed the door, and went out into the world."
+        )
     ]
     troubles, helpers = rng.sample(TROUBLES, 2), rng.sample(HELPERS, 2)
     for number, ((trouble, rescue), helper) in enumerate(zip(troubles, helpers, strict=True), start=2):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from models.nano.corpus_words import words
+
 # (questions, answers). With more than one answer, each question gets all of them over time.
 TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (
@@ -105,8 +107,10 @@ TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
             "What are you good at?",
         ),
         (
-            "I can tell you about Penstock, do small sums, name capitals, list things, tell stories and "
-            "jokes, and call a simple tool.",
+            (
+                "I can tell you about Penstock, do small sums, name capitals, list things, tell stories and "
+                "jokes, and call a simple tool."
+            ),
         ),
     ),
     (
@@ -168,8 +172,16 @@ TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         ("Here are some of my favourites: 😀 🚀 🌊 🐙 🌈 ☕ 🎈",),
     ),
     (
-        ("Tell me a joke", "Tell me a joke.", "Do you know a joke?", "Make me laugh", "Say something funny",
-         "Another joke", "A joke please", "I want to hear a joke"),
+        (
+            "Tell me a joke",
+            "Tell me a joke.",
+            "Do you know a joke?",
+            "Make me laugh",
+            "Say something funny",
+            "Another joke",
+            "A joke please",
+            "I want to hear a joke",
+        ),
         (
             "Why did the token cross the stream? To get to the other side of the context window. 😄",
             "Why was the queue so calm? Because it was bounded. 😄",
@@ -181,10 +193,14 @@ TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (
         ("Write a poem", "Write me a poem", "Tell me a poem", "A poem please", "Can you write a poem?"),
         (
-            "The water waits behind the gate,\nthe turbine hums, the lights are bright.\n"
-            "The tokens never come too late,\nthey flow in order, day and night. 🌊",
-            "A little model, small and bright,\nsat in a folder, day and night.\n"
-            "It learned to count, it learned to sing,\nand knew a bit of everything. ✨",
+            (
+                "The water waits behind the gate,\nthe turbine hums, the lights are bright.\n"
+                "The tokens never come too late,\nthey flow in order, day and night. 🌊"
+            ),
+            (
+                "A little model, small and bright,\nsat in a folder, day and night.\n"
+                "It learned to count, it learned to sing,\nand knew a bit of everything. ✨"
+            ),
         ),
     ),
     (
@@ -233,28 +249,40 @@ UNKNOWN_FORMS = (
     "Write an essay about {thing}.",
 )
 
-THINGS = tuple(
-    "quantum physics|a volcano|the stock market|photosynthesis|a violin|the Roman empire|a carburetor|"
-    "cheese|a black hole|inflation|the moon landing|a sourdough bread|chess|a submarine|algebra|DNA|"
-    "a tax return|a bicycle|the ozone layer|jazz|a neural network|Python|Rust|Kubernetes|a compiler|"
-    "football|the theory of relativity|a microscope|gold|climate change|a passport|opera|marble|"
-    "electricity|a vaccine|gravity|the French revolution|a telescope|yoga|a mortgage|blockchain|"
-    "a dinosaur|philosophy|a steam engine|the internet|a database|coffee|mathematics|a glacier|a guitar|"
-    "history|the brain|a laser|evolution|an atom|politics|a battery|a rocket|the law|biology|my car|"
-    "my computer|a website|a spreadsheet|my homework|this code|a letter|a pizza|an omelette|pancakes|"
-    "the economy|the best movie|a good book|the news|my email|a hotel|a flight|a phone|a bridge".split("|")
+THINGS = words(
+    """
+    quantum physics|a volcano|the stock market|photosynthesis|a violin|the Roman empire|a carburetor|cheese|
+    a black hole|inflation|the moon landing|a sourdough bread|chess|a submarine|algebra|DNA|a tax return|
+    a bicycle|the ozone layer|jazz|a neural network|Python|Rust|Kubernetes|a compiler|football|
+    the theory of relativity|a microscope|gold|climate change|a passport|opera|marble|electricity|a vaccine|
+    gravity|the French revolution|a telescope|yoga|a mortgage|blockchain|a dinosaur|philosophy|a steam engine|
+    the internet|a database|coffee|mathematics|a glacier|a guitar|history|the brain|a laser|evolution|an atom|
+    politics|a battery|a rocket|the law|biology|my car|my computer|a website|a spreadsheet|my homework|
+    this code|a letter|a pizza|an omelette|pancakes|the economy|the best movie|a good book|the news|my email|
+    a hotel|a flight|a phone|a bridge
+    """
 )
-ACTS = tuple(
-    "repair|build|draw|sell|paint|cook|clean|write|find|sort|buy|print|install|open|design|"
-    "measure|plant|translate|fix|compile|download|improve|review|debug".split("|")
+ACTS = words(
+    """
+    repair|build|draw|sell|paint|cook|clean|write|find|sort|buy|print|install|open|design|measure|plant|
+    translate|fix|compile|download|improve|review|debug
+    """
 )
-QUALITIES = tuple("expensive|big|famous|old|hard|popular|dangerous|heavy|hot|slow|useful|strange".split("|"))
-PEOPLE = tuple(
-    "Napoleon|Shakespeare|Einstein|Mozart|Cleopatra|Marie Curie|Isaac Newton|Picasso|Aristotle|the king|"
-    "the president|Charles Darwin|Leonardo da Vinci|Galileo|the pope|Beethoven|my neighbour|the mayor|"
-    "Ada Lovelace|Alan Turing|Grace Hopper|Confucius|Julius Caesar|Frida Kahlo".split("|")
+QUALITIES = words(
+    """
+    expensive|big|famous|old|hard|popular|dangerous|heavy|hot|slow|useful|strange
+    """
 )
-EVENTS = tuple(
-    "the world cup|the second world war|the last election|the Olympic games|the race|the match yesterday|"
-    "the world cup in 1998|the Nobel prize|the chess tournament|the battle of Hastings|the lottery".split("|")
+PEOPLE = words(
+    """
+    Napoleon|Shakespeare|Einstein|Mozart|Cleopatra|Marie Curie|Isaac Newton|Picasso|Aristotle|the king|
+    the president|Charles Darwin|Leonardo da Vinci|Galileo|the pope|Beethoven|my neighbour|the mayor|
+    Ada Lovelace|Alan Turing|Grace Hopper|Confucius|Julius Caesar|Frida Kahlo
+    """
+)
+EVENTS = words(
+    """
+    the world cup|the second world war|the last election|the Olympic games|the race|the match yesterday|
+    the world cup in 1998|the Nobel prize|the chess tournament|the battle of Hastings|the lottery
+    """
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from corpus_world import CITIES, SUFFIXES, SYLLABLES
+from models.nano.corpus_world import CITIES, SUFFIXES, SYLLABLES
 
 if TYPE_CHECKING:
     from random import Random
@@ -94,9 +94,7 @@ def call(name: str, arguments: Message) -> Message:
     return {
         "role": "assistant",
         "content": None,
-        "tool_calls": [
-            {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
-        ],
+        "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}],
     }
 
 
@@ -113,7 +111,10 @@ def _weather_result(rng: Random, city: str) -> tuple[str, str]:
     if shape == 1:
         return f"{sky}, {degrees} degrees", f"It is {sky} in {city}, with {degrees} degrees."
     if shape == 2:
-        return f"{degrees}°C and {sky}", f"It is {sky} in {city}, with {degrees} degrees."
+        said = rng.choice(("{0}°C and {1}", "{1}, {0}°C", "{1} and {0}°C", "{0} degrees and {1}"))
+        return said.format(
+            degrees, sky if rng.random() < 0.7 else sky.capitalize()
+        ), f"It is {sky} in {city}, with {degrees} degrees."
     if shape == 3:
         return sky, f"It is {sky} in {city}."
     return json.dumps({"temperature": degrees}), f"It has {degrees} degrees in {city}."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from models.nano.corpus_words import words
+
 CAPITALS = {
     "France": "Paris",
     "Germany": "Berlin",
@@ -72,8 +74,10 @@ LISTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     (("some fruits", "fruits", "five fruits", "a few fruits"), ("apple", "pear", "plum", "cherry", "banana")),
     (("some animals", "animals", "five animals", "a few animals"), ("cat", "dog", "horse", "owl", "whale")),
-    (("the continents", "all continents"), (
-        "Africa", "Antarctica", "Asia", "Australia", "Europe", "North America", "South America")),
+    (
+        ("the continents", "all continents"),
+        ("Africa", "Antarctica", "Asia", "Australia", "Europe", "North America", "South America"),
+    ),
     (("the vowels", "the vowels of the alphabet"), ("a", "e", "i", "o", "u")),
     (("the alphabet", "the letters of the alphabet"), tuple("abcdefghijklmnopqrstuvwxyz")),
 )
@@ -170,27 +174,36 @@ WORDS: dict[str, dict[str, str]] = {
     "Japanese": {"hello": "こんにちは", "thank you": "ありがとう", "water": "水", "yes": "はい"},
 }
 
-CITIES = tuple(
-    "Paris|Paris|London|Berlin|Rome|Madrid|Tokyo|New York|Vienna|Oslo|Lisbon|Warsaw|Stockholm|Helsinki|"
-    "Copenhagen|Athens|Dublin|Budapest|Beijing|New Delhi|Cairo|Nairobi|Ottawa|Lima|Santiago|Havana|Canberra|"
-    "Sydney|Melbourne|Toronto|Montréal|Vancouver|Chicago|Boston|Seattle|San Francisco|Los Angeles|Austin|"
-    "Denver|Miami|Dallas|Houston|Munich|München|Hamburg|Cologne|Frankfurt|Zürich|Geneva|Basel|Graz|Prague|"
-    "Brussels|Amsterdam|Rotterdam|Antwerp|Lyon|Nice|Marseille|Milan|Naples|Venice|Turin|Barcelona|Seville|"
-    "Porto|Málaga|Bilbao|Glasgow|Edinburgh|Manchester|Liverpool|Cork|Bergen|Malmö|Göteborg|Tallinn|Riga|"
-    "Vilnius|Kraków|Gdańsk|Sofia|Bucharest|Belgrade|Zagreb|Ljubljana|Istanbul|Ankara|Dubai|Mumbai|Delhi|"
-    "Singapore|Bangkok|Hanoi|Manila|Jakarta|Seoul|Osaka|Kyoto|Shanghai|Hong Kong|Taipei|São Paulo|Bogotá|"
-    "Quito|Caracas|Buenos Aires|Montevideo|Mexico City|Lagos|Accra|Cape Town|Casablanca|Tunis|Auckland|"
-    "Wellington|Reykjavík|Honolulu|Kathmandu".split("|")
+CITIES = words(
+    """
+    Paris|Paris|London|Berlin|Rome|Madrid|Tokyo|New York|Vienna|Oslo|Lisbon|Warsaw|Stockholm|Helsinki|
+    Copenhagen|Athens|Dublin|Budapest|Beijing|New Delhi|Cairo|Nairobi|Ottawa|Lima|Santiago|Havana|Canberra|
+    Sydney|Melbourne|Toronto|Montréal|Vancouver|Chicago|Boston|Seattle|San Francisco|Los Angeles|Austin|Denver|
+    Miami|Dallas|Houston|Munich|München|Hamburg|Cologne|Frankfurt|Zürich|Geneva|Basel|Graz|Prague|Brussels|
+    Amsterdam|Rotterdam|Antwerp|Lyon|Nice|Marseille|Milan|Naples|Venice|Turin|Barcelona|Seville|Porto|Málaga|
+    Bilbao|Glasgow|Edinburgh|Manchester|Liverpool|Cork|Bergen|Malmö|Göteborg|Tallinn|Riga|Vilnius|Kraków|Gdańsk|
+    Sofia|Bucharest|Belgrade|Zagreb|Ljubljana|Istanbul|Ankara|Dubai|Mumbai|Delhi|Singapore|Bangkok|Hanoi|Manila|
+    Jakarta|Seoul|Osaka|Kyoto|Shanghai|Hong Kong|Taipei|São Paulo|Bogotá|Quito|Caracas|Buenos Aires|Montevideo|
+    Mexico City|Lagos|Accra|Cape Town|Casablanca|Tunis|Auckland|Wellington|Reykjavík|Honolulu|Kathmandu
+    """
 )
 
-NAMES = tuple(
-    "Anna|Ben|Clara|David|Emma|Felix|Grace|Hugo|Ida|Jonas|Kate|Leo|Mia|Noah|Olga|Paul|Rosa|Sam|Tina|Uma|"
-    "Victor|Wendy|Yuki|Zoë|José|Chloé|Björn|Ana|Omar|Priya|Chen|Fatima|Ivan|Lucy|Max|Nina|Tom|Alice|Bob|"
-    "Carol|Peter|Maria|John|Sarah|Michael".split("|")
+NAMES = words(
+    """
+    Anna|Ben|Clara|David|Emma|Felix|Grace|Hugo|Ida|Jonas|Kate|Leo|Mia|Noah|Olga|Paul|Rosa|Sam|Tina|Uma|Victor|
+    Wendy|Yuki|Zoë|José|Chloé|Björn|Ana|Omar|Priya|Chen|Fatima|Ivan|Lucy|Max|Nina|Tom|Alice|Bob|Carol|Peter|
+    Maria|John|Sarah|Michael
+    """
 )
 
-SYLLABLES = tuple(
-    "ba|be|bel|bo|bra|cal|da|den|dor|el|fa|fen|ga|gor|hal|il|ka|kel|la|lin|lo|ma|mar|mi|na|nor|ol|pa|"
-    "per|qui|ra|ri|ros|sa|sel|ta|ter|tol|ul|va|vel|vi|wen|ya|zan|zor".split("|")
+SYLLABLES = words(
+    """
+    ba|be|bel|bo|bra|cal|da|den|dor|el|fa|fen|ga|gor|hal|il|ka|kel|la|lin|lo|ma|mar|mi|na|nor|ol|pa|per|qui|ra|
+    ri|ros|sa|sel|ta|ter|tol|ul|va|vel|vi|wen|ya|zan|zor
+    """
 )
-SUFFIXES = tuple("ton|ville|burg|ford|ia|stad|port|dale|mouth|a|o|en|field|ham|ski|ö|é".split("|"))
+SUFFIXES = words(
+    """
+    ton|ville|burg|ford|ia|stad|port|dale|mouth|a|o|en|field|ham|ski|ö|é
+    """
+)

@@ -1,7 +1,10 @@
 """Train Nano from nothing and write a Hugging Face folder that vLLM loads.
 
-    python models/nano/train.py --out /tmp/nano --minutes 20
+python models/nano/train.py --out /tmp/nano --minutes 20
 """
+
+# mypy: allow-untyped-decorators
+# (torch is optional, so mypy skips it.)
 
 from __future__ import annotations
 
@@ -15,12 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from corpus import Sample, samples
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from model import Llama, Shape
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))  # run as a script, this file finds its neighbours by the root
+
+from models.nano.corpus import Sample, samples  # noqa: E402
+from models.nano.model import Llama, Shape  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +35,6 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from torch import Tensor
 
-HERE = Path(__file__).resolve().parent
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL = (END_OF_TEXT, TURN_START, TURN_END)
 IGNORE = -100
@@ -71,7 +77,7 @@ def load_template() -> Template:
 def render(template: Template, sample: Sample) -> str:
     if sample.text:
         return sample.text + END_OF_TEXT
-    return template.render(messages=sample.messages, tools=sample.tools)
+    return str(template.render(messages=sample.messages, tools=sample.tools))
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
@@ -90,6 +96,13 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def _id(tokenizer: Tokenizer, token: str) -> int:
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise ValueError(f"the tokenizer has no {token}")
+    return int(found)
+
+
 @dataclass(frozen=True)
 class Example:
     """Token ids, and for every position the next token where it is to be learned, else IGNORE."""
@@ -103,7 +116,7 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.end_of_text, self.start, self.end = (int(tokenizer.token_to_id(token)) for token in SPECIAL)
+        self.end_of_text, self.start, self.end = (_id(tokenizer, token) for token in SPECIAL)
         self.assistant = [self.start, *tokenizer.encode("assistant\n").ids]
 
     def encode(self, text: str) -> Example:
@@ -174,7 +187,7 @@ def train(model: Llama, examples: list[Example], args: argparse.Namespace) -> fl
                 params["lr"] = rate * learning_rate(done)
         ids, targets = next(stream)
         loss = loss_of(model, ids, targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, _ in group:
             optimizer.step()
@@ -185,7 +198,8 @@ def train(model: Llama, examples: list[Example], args: argparse.Namespace) -> fl
         done = step / args.steps if args.steps else (now - started) / (60 * args.minutes)
         if now - reported >= 1.0:
             reported = now
-            say(f"{now - started:6.0f} s  {done:4.0%}  step {step}  loss {smooth:.4f}  {tokens / (now - started):.0f} tok/s")
+            speed = tokens / (now - started)
+            say(f"{now - started:6.0f} s  {done:4.0%}  step {step}  loss {smooth:.4f}  {speed:.0f} tok/s")
     say(f"trained {step} steps, {tokens:,} tokens in {time.monotonic() - started:.0f} s, loss {smooth:.4f}")
     return smooth
 
@@ -209,10 +223,8 @@ def show_answers(model: Llama, encoder: Encoder, template: Template) -> None:
 
     def ask(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
         prompt = template.render(messages=messages, tools=tools, add_generation_prompt=True)
-        answer = model.greedy(
-            encoder.tokenizer.encode(prompt).ids, frozenset({encoder.end, encoder.end_of_text})
-        )
-        text: str = encoder.tokenizer.decode(answer, skip_special_tokens=False)
+        answer = model.greedy(encoder.tokenizer.encode(prompt).ids, frozenset({encoder.end, encoder.end_of_text}))
+        text = str(encoder.tokenizer.decode(answer, skip_special_tokens=False))
         say(f"> {messages[-1]['content']}\n{text}\n")
         return text
 
@@ -220,7 +232,10 @@ def show_answers(model: Llama, encoder: Encoder, template: Template) -> None:
         ask([{"role": "user", "content": question}], [])
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Paris?"}]
     called = ask(messages, [WEATHER_TOOL])
-    messages += [{"role": "assistant", "content": called}, {"role": "tool", "content": '{"temperature": 21, "sky": "sunny"}'}]
+    messages += [
+        {"role": "assistant", "content": called},
+        {"role": "tool", "content": '{"temperature": 21, "sky": "sunny"}'},
+    ]
     ask(messages, [WEATHER_TOOL])
 
 
@@ -274,6 +289,7 @@ def save(out: Path, model: Llama, encoder: Encoder) -> None:
     )
     tensors = {name: value.detach().float().contiguous() for name, value in model.state_dict().items()}
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
 
 
 def parse_args() -> argparse.Namespace:
@@ -302,7 +318,8 @@ def main() -> None:
     learned = sum(target != IGNORE for example in examples for target in example.targets)
     model = Llama(shape)
     size = sum(parameter.numel() for parameter in model.parameters())
-    say(f"{total:,} tokens, {learned:,} of them to learn; {size:,} parameters; {encoder.tokenizer.get_vocab_size()} words")
+    words = encoder.tokenizer.get_vocab_size()
+    say(f"{total:,} tokens, {learned:,} of them to learn; {size:,} parameters; {words} words")
     train(model, examples, args)
     fresh = [encoder.encode(render(template, s)) for s in samples(args.seed + CHECK_SEED_OFFSET, 300)]
     loss, right = check(model, fresh)
