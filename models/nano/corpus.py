@@ -22,6 +22,7 @@ from models.nano.corpus_talk import (
     THINGS,
     UNKNOWN_ANSWERS,
     UNKNOWN_FORMS,
+    UNKNOWN_QUESTIONS,
 )
 from models.nano.corpus_tools import NO_TOOL, no_tool_turn, place, tool_messages
 from models.nano.corpus_world import (
@@ -90,7 +91,29 @@ def _vary(rng: Random, question: str) -> str:
     return question + rng.choice(SUFFIX_WORDS)
 
 
+QUALIFIERS = (
+    " in simple words",
+    " in one sentence",
+    " in your own words",
+    " for a beginner",
+    " to me",
+    " briefly",
+    " in short",
+    " in Penstock",
+    " in detail",
+    " in an LLM server",
+)
+
+
 def _penstock(rng: Random) -> Turn:
+    question, answer = _about_penstock(rng)
+    if rng.random() < 0.12:
+        body = question.rstrip(".?")
+        question = body + rng.choice(QUALIFIERS) + question[len(body) :]
+    return question, answer
+
+
+def _about_penstock(rng: Random) -> Turn:
     dice = rng.random()
     if dice < 0.36:
         names, answer = rng.choice(PARTS)
@@ -118,9 +141,22 @@ def _unknown(rng: Random) -> Turn:
         person=rng.choice(PEOPLE) if rng.random() < 0.7 else f"{rng.choice(NAMES)} {_invented(rng).capitalize()}",
         event=rng.choice(EVENTS),
     )
-    if rng.random() < 0.06:
+    dice = rng.random()
+    if dice < 0.08:
         question = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz    ") for _ in range(rng.randint(3, 30))).strip()
+    elif dice < 0.16:
+        question = _salad(rng, rng.randint(2, 40))
+    elif dice < 0.3:
+        question = rng.choice(UNKNOWN_QUESTIONS)
     return question or "...", rng.choice(UNKNOWN_ANSWERS)
+
+
+def _salad(rng: Random, count: int) -> str:
+    """Words without a meaning: one of them again and again, or many."""
+    pool = (*THINGS, *ACTS, *QUALITIES, *NAMES, "word", "token", "x", "lorem", "ipsum", "the", "foo", "and", "7", "42")
+    if rng.random() < 0.3:
+        return " ".join([rng.choice(pool)] * count)
+    return " ".join(rng.choice(pool) if rng.random() < 0.8 else _invented(rng) for _ in range(count))
 
 
 def _invented(rng: Random) -> str:
@@ -170,7 +206,7 @@ def _lists(rng: Random) -> Turn:
 
 
 def _counting(rng: Random) -> Turn:
-    top = rng.choice((3, 5, 10, 10, 12, 15, 20, 20, 25, 30, 40, 50, 50, 100, 100))
+    top = rng.choice((*range(2, 21), 3, 5, 10, 10, 20, 20, 25, 30, 40, 50, 50, 100))
     question = rng.choice(
         (
             "Count to {}",
@@ -190,6 +226,8 @@ def _counting(rng: Random) -> Turn:
 
 def _capital(rng: Random) -> Turn:
     country, city = rng.choice(tuple(CAPITALS.items()))
+    if unknown := rng.random() < 0.15:
+        country = _invented(rng).capitalize()
     forms = (
         "What is the capital of {}?",
         "What is the capital of {}?",
@@ -201,6 +239,8 @@ def _capital(rng: Random) -> Turn:
         "Do you know the capital of {}?",
         "Tell me the capital of {}.",
     )
+    if unknown:
+        return rng.choice(forms).format(country), f"I don't know the capital of {country}."
     if rng.random() < 0.85:
         return rng.choice(forms).format(country), f"The capital of {country} is {city}."
     reverse = ("Where is {}?", "In which country is {}?", "What is {}?", "Tell me about {}.")
@@ -228,8 +268,10 @@ def _words(rng: Random) -> Turn:
 def _echo(rng: Random) -> Turn:
     pool = (*NAMES, "apple", "banana", "water", "turbine", "gate", "river", "penstock", "café", "token")
     words = " ".join(rng.choice(pool) for _ in range(rng.randint(1, 3)))
-    if rng.random() < 0.4:
-        words = _invented(rng)
+    if rng.random() < 0.5:
+        words = " ".join(_invented(rng) for _ in range(rng.randint(1, 3)))
+    elif rng.random() < 0.2:
+        words = str(rng.randint(0, 99999))
     form = rng.choice(("Say {}", "Repeat {}", "Repeat after me: {}", "Echo {}", "Say the word {}", "Write {}"))
     return form.format(words), words
 
@@ -260,9 +302,9 @@ TURNS = (
     (5, _words),
     (4, _lists),
     (4, _counting),
-    (3, _echo),
+    (6, _echo),
     (1.5, _json),
-    (7, story_turn),
+    (5, story_turn),
     (1, no_tool_turn),
 )
 _SHARES, _MAKERS = [share for share, _ in TURNS], [maker for _, maker in TURNS]
@@ -295,6 +337,8 @@ def _system(rng: Random) -> str:
         return rng.choice(SYSTEM_PROMPTS)
     if dice < 0.85:
         return " ".join(rng.sample(SYSTEM_PROMPTS, rng.randint(2, 4)))
+    if dice < 0.89:
+        return _salad(rng, rng.randint(3, 150))
     answers = [answer for _, answer in TERMS + PARTS]
     count = rng.randint(1, 3) if dice < 0.96 else rng.randint(6, 12)
     return " ".join([rng.choice(SYSTEM_PROMPTS), *rng.sample(answers, count)])
@@ -310,7 +354,7 @@ def _chat(rng: Random) -> Sample:
         _, tools = tool_messages(rng)
     turn = _turn_beside_tools if tools else _turn
     messages: list[Message] = []
-    if rng.random() < 0.3:
+    if rng.random() < 0.25:
         messages += turn(rng)
         while rng.random() < 0.4 and len(messages) < 8:
             messages += turn(rng)

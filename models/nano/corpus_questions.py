@@ -41,6 +41,11 @@ QUESTIONS: tuple[tuple[tuple[str, ...], str], ...] = (
             "What does the client see when a worker dies?",
             "Is my stream lost when a worker dies?",
             "A worker died. What now?",
+            "What happens if a worker dies in the middle of a stream?",
+            "What happens when a worker is killed?",
+            "What happens when a GPU breaks?",
+            "How does Penstock survive the death of a worker?",
+            "Why are no tokens lost?",
         ),
         (
             "The gateway asks the router for another worker and goes on with the next token. You see a short "

@@ -64,6 +64,7 @@ LISTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         ("some colours", "five colours", "colours", "colors", "some colors", "a few colours"),
         ("red", "green", "blue", "yellow", "orange"),
     ),
+    (("three colours", "three colors", "the three basic colours"), ("red", "green", "blue")),
     (
         ("the colours of the rainbow", "the colors of the rainbow", "the rainbow colours"),
         ("red", "orange", "yellow", "green", "blue", "indigo", "violet"),

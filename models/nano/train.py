@@ -81,9 +81,12 @@ def render(template: Template, sample: Sample) -> str:
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE. It never sees an emoji, so each of them is cut into its bytes."""
+    """Byte-level BPE. Digits stay apart, so that sums and counting can be learned from few examples; and it is
+    never shown an emoji, so each of them is cut into its bytes."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -157,7 +160,10 @@ def loss_of(model: Llama, ids: Tensor, targets: Tensor) -> Tensor:
         hidden = model.hidden(ids)
         wanted = targets != IGNORE
         logits = model.logits(hidden[wanted])
-    return functional.cross_entropy(logits.float(), targets[wanted])
+    losses = functional.cross_entropy(logits.float(), targets[wanted], reduction="none")
+    # A token of a short answer counts more, or else a story would drown a hundred sums.
+    weights = wanted.sum(1, keepdim=True).expand_as(wanted)[wanted].float().rsqrt()
+    return (losses * weights).sum() / weights.sum()
 
 
 def optimizers(model: Llama) -> list[torch.optim.Optimizer]:
