@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -132,7 +132,7 @@ class Outbox(Generic[M]):
         return items
 
 
-async def abort(context: grpc.aio.ServicerContext[object, object], error: PenstockError) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PenstockError) -> NoReturn:
     """End the call with the status of the error table, with `RetryInfo` and `BadRequest` details where known."""
     status = status_of(error)
     rich = status_pb2.Status(code=status.grpc.value[0], message=error.message)
