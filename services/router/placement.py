@@ -1,0 +1,50 @@
+"""Where a request runs: the worker with the lowest predicted time to first token that has room for all of it.
+
+Prefix-aware scoring will subtract a worker's matched tokens from `request.prompt_tokens` in `best`; nothing else moves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from services.router.requests import Request
+    from services.router.workers import Worker
+
+_TIE = 1.05
+_TIE_MS = 0.5
+"""Predictions within 5 % and half a millisecond of the best are equal: the fit's noise must not pick one for ever."""
+
+
+def best(request: Request, workers: Iterable[Worker], within: Collection[int] | None = None) -> Worker | None:
+    """The worker for `request`, or None when no one has room now. One pass over the workers.
+
+    Args:
+        workers: those with any room at all.
+        within: when given, incarnations that alone may be chosen.
+
+    Among equals, the one whose last grant is the longest ago.
+    """
+    sequences, tokens, prompt = request.choices, request.prompt_tokens + request.max_tokens, request.prompt_tokens
+    excluded = request.excluded
+    block_size = blocks = 0
+    fitting: list[tuple[float, Worker]] = []
+    for worker in workers:
+        if worker.block_size != block_size:
+            block_size = worker.block_size
+            blocks = request.blocks(block_size)
+        if worker.free_sequences < sequences or worker.free_blocks < blocks or tokens > worker.info.context_length:
+            continue
+        if (excluded and worker.incarnation in excluded) or (within is not None and worker.incarnation not in within):
+            continue
+        fitting.append((worker.base_ms + worker.slope_ms * prompt, worker))
+    if not fitting:
+        return None
+    limit = min(score for score, _ in fitting) * _TIE + _TIE_MS
+    return min((worker for score, worker in fitting if score <= limit), key=_least_recent)
+
+
+def _least_recent(worker: Worker) -> tuple[int, int]:
+    return worker.granted_order, worker.order

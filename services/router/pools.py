@@ -1,0 +1,101 @@
+"""One model: the workers that serve it, and the requests that wait for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.router.drain_rate import DrainRate, RetryAfter
+from services.router.queue import WaitingQueue
+
+if TYPE_CHECKING:
+    from services.router.requests import Request
+    from services.router.workers import Worker
+
+
+@dataclass(slots=True, frozen=True)
+class ModelView:
+    """What gateways are told of a model. `workers` are addresses; empty = none takes work now."""
+
+    model: str
+    card_hash: str
+    workers: tuple[str, ...]
+    context_length: int
+
+
+class Pool:
+    """A served name. Base models and LoRA adapters are pools of their own and may share workers.
+
+    `workers` are all that are registered; `eligible` those that may get work: not draining, and with the pool's card;
+    `open` those of them that have any room now.
+    """
+
+    def __init__(self, name: str, *, known: bool) -> None:
+        self.name = name
+        self.known = known
+        """Declared, or served by some worker since the router's start."""
+        self.card_hash = ""
+        self.context_length = 0
+        self.workers: dict[int, Worker] = {}
+        self.eligible: dict[int, Worker] = {}
+        self.open: dict[int, Worker] = {}
+        self.queue = WaitingQueue()
+        self.rate = DrainRate()
+        self.retry_after = RetryAfter()
+
+    def view(self) -> ModelView:
+        """As of now."""
+        addresses = tuple(worker.info.address for worker in self.eligible.values())
+        return ModelView(self.name, self.card_hash, addresses, self.context_length)
+
+    def elect(self) -> tuple[bool, bool]:
+        """Settle the card and who is eligible, after a worker came, went or changed its draining; (changed, new card).
+
+        Two cards tokenize differently, so only one may serve. The card of the most workers that are not draining
+        wins, among equals the newest registration's: a rolling update moves over at half way, when the new side
+        can carry the load, and a lone new worker replaces a lone old one at once.
+        """
+        votes: dict[str, tuple[int, int]] = {}
+        for worker in self.workers.values():
+            if not worker.draining:
+                count, newest = votes.get(worker.info.card_hash, (0, 0))
+                votes[worker.info.card_hash] = (count + 1, max(newest, worker.order))
+        card = max(votes, key=lambda key: votes[key]) if votes else self.card_hash
+        new_card = card != self.card_hash
+        self.card_hash = card
+        eligible = {
+            incarnation: worker
+            for incarnation, worker in self.workers.items()
+            if worker.info.card_hash == card and not worker.draining
+        }
+        changed = new_card or eligible.keys() != self.eligible.keys()
+        self.eligible = eligible
+        self.open = {incarnation: worker for incarnation, worker in eligible.items() if worker.has_room}
+        if eligible:
+            self.context_length = max(worker.info.context_length for worker in eligible.values())
+        return changed, new_card
+
+    def room_changed(self, worker: Worker) -> None:
+        """`worker.has_room` flipped."""
+        if worker.has_room and worker.incarnation in self.eligible:
+            self.open[worker.incarnation] = worker
+        else:
+            self.open.pop(worker.incarnation, None)
+
+    def could_ever_hold(self, request: Request) -> bool:
+        """Whether some worker with this card could, were it empty; also while there is none that could say."""
+        peers = [worker for worker in self.workers.values() if worker.info.card_hash == self.card_hash]
+        return not peers or any(worker.could_hold(request) for worker in peers)
+
+    def has_candidate(self, request: Request) -> bool:
+        """Whether some eligible worker that the request doesn't exclude could hold it, were it empty."""
+        excluded = request.excluded
+        return any(
+            worker.could_hold(request) for worker in self.eligible.values() if worker.incarnation not in excluded
+        )
+
+    def predicted_wait_s(self, now: float, ahead: int) -> float:
+        """Until `ahead` + 1 requests have left the queue; 0.0 while the rate is not well known."""
+        if not self.rate.confident(now):
+            return 0.0
+        return (ahead + 1) / self.rate.per_s(now)[0]

@@ -1,0 +1,81 @@
+"""A request in the router, and the lease it may get."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.router.timers import Timer
+    from services.router.workers import Worker
+
+MAX_EXCLUDED_WORKERS = 64
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One `Acquire`, from its arrival until it is rejected, withdrawn or its lease is released.
+
+    Times are seconds of the scheduler's clock. `arrived` may lie before the router's start: a request that moved
+    here from another router keeps its age. `max_tokens` is per choice.
+    """
+
+    gateway: int
+    number: int
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    choices: int = 1
+    arrived: float = 0.0
+    deadline: float = math.inf
+    excluded: frozenset[int] = frozenset()
+    tenant: str = ""
+    tenant_weight: float = 1.0
+    priority_class: int = 1
+    response_id: str = ""
+    attempt: int = 0
+
+    order: int = field(default=0, init=False)
+    """Of arrival at this router; breaks ties between equal `arrived`."""
+    bounces: int = field(default=0, init=False)
+    passed: int = field(default=0, init=False)
+    """Grants to later requests that this one could have used, were it smaller."""
+    position_sent: int = field(default=0, init=False)
+    waiting: bool = field(default=False, init=False)
+    lease: Lease | None = field(default=None, init=False)
+    deadline_timer: Timer | None = field(default=None, init=False)
+    orphan_timer: Timer | None = field(default=None, init=False)
+
+    @property
+    def tokens(self) -> int:
+        """All that it may come to: what the queue's token bound counts."""
+        return self.prompt_tokens + self.max_tokens * self.choices
+
+    def blocks(self, block_size: int) -> int:
+        """KV blocks at its longest. Choices share the full blocks of the prompt and own the rest."""
+        shared, rest = divmod(self.prompt_tokens, block_size)
+        return shared + self.choices * -(-(rest + self.max_tokens) // block_size)
+
+
+class LeaseState(Enum):
+    """What the worker's reports say of a lease."""
+
+    PENDING = "granted, in no report yet"
+    RUNNING = "reported as started"
+    ENDED = "reported as ended, not released yet"
+    LOST = "its worker is gone, not released yet"
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Room on a worker, held by a request until its gateway releases or bounces it, or goes away."""
+
+    id: int
+    request: Request
+    worker: Worker
+    sequences: int
+    blocks: int
+    prefill_tokens: int
+    state: LeaseState = LeaseState.PENDING

@@ -1,0 +1,49 @@
+"""Settings of the router."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode
+
+from services.common.settings import Port, ServiceSettings
+from services.router.config import SchedulerConfig
+
+
+def _split(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+class RouterSettings(ServiceSettings):
+    """Flags and `PENSTOCK_*` variables of `python -m services.router`."""
+
+    port: Port = 8100
+    """gRPC port of Dispatch and Registry; 0 = any free one."""
+    models: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = ()
+    """Declared models, comma-separated: their requests wait for a worker even if none was ever seen."""
+    queue_requests_max: int = Field(default=4096, ge=0, le=1_000_000)
+    """Requests that may wait per model; 0 = none."""
+    queue_tokens_max: int = Field(default=32 * 1024 * 1024, ge=1)
+    """Prompt and answer tokens that may wait per model. A single request may always wait."""
+    no_worker_wait_s: float = Field(default=10.0, ge=0, le=3600)
+    """Seconds that a request of a known model waits for a first live worker."""
+    worker_timeout_s: float = Field(default=2.0, gt=0, le=60)
+    """A worker that is silent for so many seconds is out."""
+    gateway_unread_max: int = Field(default=65_536, ge=16, le=10_000_000)
+    """Messages that a gateway may leave unread before it is cut off."""
+    gateway_stall_s: float = Field(default=10.0, gt=0, le=600)
+    """Seconds that a gateway may take nothing at all before it is cut off."""
+    metrics_port: Port = 0
+    """Port of the Prometheus endpoint; 0 = none."""
+
+    def scheduler(self) -> SchedulerConfig:
+        """The part that the decisions need."""
+        return SchedulerConfig(
+            models=self.models,
+            queue_requests_max=self.queue_requests_max,
+            queue_tokens_max=self.queue_tokens_max,
+            no_worker_wait_s=self.no_worker_wait_s,
+            worker_timeout_s=self.worker_timeout_s,
+            settle_s=self.worker_timeout_s,
+        )
