@@ -1,0 +1,154 @@
+"""Wires a worker: card, engine, hub, the gRPC face and the registrations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import uvloop
+from penstock.v1 import engine_pb2_grpc, registry_pb2
+
+from services.common import lifecycle, rpc
+from services.common.frames import ATTACH_SERVICE
+from services.common.ids import new_incarnation
+from services.worker import card as cards
+from services.worker.attach import AttachServicer, CardServicer
+from services.worker.engine.sim import SimEngine
+from services.worker.engine.sim_core import SimModel
+from services.worker.hub import Hub
+from services.worker.registration import Registrar
+from services.worker.submits import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from services.common.card import ModelCard
+    from services.worker.engine.base import Engine, EngineInfo
+    from services.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+
+def make_engine(settings: WorkerSettings, source: cards.ModelSource, engine_flags: Sequence[str]) -> Engine:
+    """The engine that the settings ask for, not started.
+
+    Raises:
+        CardError: the model's tokenizer can't be used.
+        EngineStartError: flags or settings that the engine can't have.
+    """
+    if settings.engine == "vllm":
+        from services.worker.engine.vllm import VllmEngine  # vLLM and torch: only where they are needed
+
+        return VllmEngine(settings, engine_flags)
+    vocabulary = cards.ordinary_tokens(cards.tokenizer_bytes(source), cards.vocabulary_size(source))
+    model = SimModel(
+        prefill_tokens_per_s=settings.sim_prefill_tokens_per_s,
+        base_ms=settings.sim_base_ms,
+        per_sequence_ms=settings.sim_per_sequence_ms,
+        step_ms=settings.sim_step_ms,
+        kv_tokens=settings.sim_kv_tokens,
+        max_running=settings.max_sequences,
+        max_batched_tokens=settings.sim_max_batched_tokens,
+    )
+    return SimEngine(model, vocabulary, settings.sim_context_length)
+
+
+class Worker:
+    """A `lifecycle.Service` around an engine that is started and warm."""
+
+    def __init__(self, settings: WorkerSettings, engine: Engine, info: EngineInfo, card: ModelCard) -> None:
+        loop = asyncio.get_running_loop()
+        self._settings, self._engine, self._info, self._card = settings, engine, info, card
+        self.incarnation = new_incarnation()
+        self._registrar = Registrar(settings.routers, time.monotonic)
+        limits = Limits(
+            vocab_size=card.meta.vocab_size,
+            context_length=info.context_length,
+            max_logprobs=card.meta.max_logprobs,
+            capabilities=info.capabilities,
+            loras=info.loras,
+        )
+        self._hub = Hub(engine, limits, self.incarnation, settings.max_sequences, loop.call_later, self._registrar)
+        self._registrar.bind(engine.load, self._registration, lambda: self._hub.draining)
+        self._server = rpc.Server()
+        self._address = ""
+
+    async def start(self, tasks: asyncio.TaskGroup) -> Mapping[str, str]:
+        """See `lifecycle.Service`."""
+        settings = self._settings
+        attach = AttachServicer(self._hub, self.incarnation, settings.gateway_lag_bytes, settings.gateway_lag_s)
+        self._server.grpc.add_generic_rpc_handlers((attach.handler(),))
+        engine_pb2_grpc.add_EngineServicer_to_server(CardServicer(self._card), self._server.grpc)
+        listening = await self._server.start(settings.host, settings.port, [ATTACH_SERVICE])
+        self._address = _advertised(settings.advertise, listening)
+        tasks.create_task(self._run_engine(), name="engine steps")
+        self._registrar.run(tasks)
+        await self._server.ready(True)
+        return {"grpc": self._address}
+
+    async def drain(self) -> None:
+        """See `lifecycle.Service`: routers send no more, what runs goes on to its end."""
+        self._hub.drain()
+        await self._server.ready(False)
+        await self._hub.idle()
+
+    async def stop(self) -> int:
+        """See `lifecycle.Service`."""
+        cut = len(self._hub)
+        await self._server.stop()
+        await self._engine.stop()
+        return cut
+
+    async def _run_engine(self) -> None:
+        async with contextlib.aclosing(self._engine.steps()) as steps:
+            async for step in steps:
+                self._hub.deliver(step)
+
+    def _registration(self) -> registry_pb2.Registration:
+        return registry_pb2.Registration(
+            worker_id=self._settings.worker_id,
+            incarnation=self.incarnation,
+            address=self._address,
+            models=[self._card.meta.model, *self._card.meta.lora],
+            card_hash=self._card.hash,
+            context_length=self._info.context_length,
+            max_sequences=self._settings.max_sequences,
+            kv_blocks=self._info.kv_blocks,
+            kv_block_size=self._info.kv_block_size,
+            engine=self._info.kind,
+            leases=self._hub.leases,
+        )
+
+
+def _advertised(advertise: str, listening: str) -> str:
+    """What gateways dial: `advertise`, with the listening port where it names none."""
+    if not advertise:
+        return listening
+    return advertise if ":" in advertise else f"{advertise}:{listening.rpartition(':')[2]}"
+
+
+def run(settings: WorkerSettings, engine_flags: Sequence[str]) -> None:
+    """Start the engine, then serve until told to stop.
+
+    The engine loads before the signals are taken over: a worker that isn't serving has nothing to drain, so SIGTERM
+    ends it at once.
+
+    Raises:
+        CardError, EngineStartError: the model or the settings can't work; the message says what to change.
+    """
+    source = cards.ModelSource(settings.model, settings.revision)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        worker = runner.run(_load(settings, source, engine_flags))
+        runner.run(lifecycle.serve(worker, drain_s=settings.drain_s, announce_to=settings.announce))
+
+
+async def _load(settings: WorkerSettings, source: cards.ModelSource, engine_flags: Sequence[str]) -> Worker:
+    cards.tokenizer_bytes(source)  # refuse a model without one before its weights are read
+    engine = make_engine(settings, source, engine_flags)
+    began = time.monotonic()
+    info = await engine.start()
+    log.info("engine ready", extra={"phase": "ready", "seconds": round(time.monotonic() - began, 3)})
+    return Worker(settings, engine, info, cards.build(source, settings.served_name, info))
