@@ -6,7 +6,7 @@ served is refused by name (`known.py`); its null, empty or default value is acce
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, overload, TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
 import orjson
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationError, model_validator

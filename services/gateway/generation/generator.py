@@ -1,0 +1,131 @@
+"""Runs jobs: admission to this gateway, the response cache, and the accounts of what was generated."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from services.common.errors import ContendedError, UnavailableError
+from services.common.frames import FinishReason
+from services.gateway.cache import CachedChoice
+from services.gateway.generation.generation import Generation
+
+if TYPE_CHECKING:
+    from services.gateway.cache import ResponseCache
+    from services.gateway.generation.choice import Listener
+    from services.gateway.generation.job import CacheState, Job
+    from services.gateway.mesh.routers import RouterPool
+    from services.gateway.mesh.workers import WorkerPool
+    from services.gateway.metrics import Metrics
+    from services.gateway.openai.chunks import Usage
+
+
+class Run:
+    """One job under way, for the headers and accounts of its response."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.cache: CacheState = "miss" if job.use_cache else "off"
+        self.queued_s = 0.0
+
+
+class Generator:
+    """All generations of this gateway."""
+
+    def __init__(
+        self,
+        routers: RouterPool,
+        workers: WorkerPool,
+        cache: ResponseCache | None,
+        metrics: Metrics,
+        *,
+        requests_max: int,
+        moves_max: int,
+    ) -> None:
+        self._routers = routers
+        self._workers = workers
+        self._cache = cache
+        self._metrics = metrics
+        self._requests_max = requests_max
+        self._moves_max = moves_max
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+        self.running = 0
+
+    @property
+    def ready(self) -> bool:
+        """Requests are taken and some router is reachable."""
+        return not self._closed and self._routers.live > 0
+
+    def close(self) -> None:
+        """Take no new jobs."""
+        self._closed = True
+
+    async def wait_idle(self) -> None:
+        """Until no job runs."""
+        await self._idle.wait()
+
+    async def run(self, run: Run, listener: Listener) -> Usage:
+        """Generate `run.job` into `listener`.
+
+        Raises:
+            ContendedError: this gateway has its fill.
+            PenstockError: as `Generation.run`.
+        """
+        self._admit()
+        self.running += 1
+        self._idle.clear()
+        self._metrics.running.inc()
+        try:
+            return await self._run(run, listener)
+        finally:
+            self._metrics.running.dec()
+            self.running -= 1
+            if not self.running:
+                self._idle.set()
+
+    def _admit(self) -> None:
+        if self._closed:
+            raise UnavailableError("this gateway is shutting down; connect again to reach another", retry_after_s=1)
+        if self.running >= self._requests_max:
+            raise ContendedError(f"this gateway runs {self.running} generations already", retry_after_s=1)
+
+    async def _run(self, run: Run, listener: Listener) -> Usage:
+        job = run.job
+        generation = Generation(job, self._routers, self._workers, listener, moves_max=self._moves_max)
+        key = job.cache_key if job.use_cache and self._cache is not None else b""
+        if not key or self._cache is None:
+            run.cache = "off"
+        else:
+            cached = await self._cache.get(key)
+            if cached is not None and len(cached) == job.choices:
+                run.cache = "hit"
+                _replay(generation, cached)
+                return self._account(run, generation.usage)
+        try:
+            usage = await generation.run()
+        finally:
+            run.queued_s = generation.queued_s
+        if key and self._cache is not None:
+            self._cache.put(key, [CachedChoice(each.produced, each.reason) for each in generation.choices])
+        self._metrics.queue.labels(job.text.meta.model).observe(generation.queued_s)
+        return self._account(run, usage)
+
+    def _account(self, run: Run, usage: Usage) -> Usage:
+        model = run.job.text.meta.model
+        self._metrics.duration.labels(model).observe(time.monotonic() - run.job.arrived)
+        for kind, count in (
+            ("prompt", usage.prompt_tokens), ("cached", usage.cached_tokens), ("completion", usage.completion_tokens)
+        ):  # fmt: skip
+            self._metrics.tokens.labels(model, kind).inc(count)
+        return usage
+
+
+def _replay(generation: Generation, cached: list[CachedChoice]) -> None:
+    for choice, stored in zip(generation.choices, cached, strict=True):
+        if stored.tokens:
+            choice.on_tokens(0, stored.tokens, None)
+        reason = FinishReason.LENGTH if stored.reason == "length" else FinishReason.STOP
+        choice.on_finish(reason, 0, 0, len(stored.tokens), "")

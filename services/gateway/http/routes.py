@@ -1,0 +1,216 @@
+"""The OpenAI routes: parse, prepare, generate, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import orjson
+from aiohttp import web
+
+from services.common import logs
+from services.common.errors import CancelledError_, InvalidRequestError, NotFoundError, PenstockError
+from services.gateway.auth import authenticate
+from services.gateway.generation.collect import Collector
+from services.gateway.generation.generator import Run
+from services.gateway.generation.prepare import Wishes
+from services.gateway.http.format import ChatFormat, CompletionFormat
+from services.gateway.http.sse import SseStream, event
+from services.gateway.openai.errors import error_body
+from services.gateway.openai.schemas import parse
+
+if TYPE_CHECKING:
+    from services.common.tenants import Tenant, Tenants
+    from services.gateway.generation.generator import Generator
+    from services.gateway.generation.job import Job
+    from services.gateway.generation.prepare import Preparer
+    from services.gateway.http.format import Format
+    from services.gateway.mesh.catalog import Catalog, Entry
+    from services.gateway.metrics import Metrics
+    from services.gateway.openai.chunks import Usage
+    from services.gateway.settings import GatewaySettings
+
+_TIMEOUT_MS_MAX = 24 * 3600 * 1000
+
+
+class Routes:
+    """Handlers of the HTTP API."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        tenants: Tenants,
+        catalog: Catalog,
+        preparer: Preparer,
+        generator: Generator,
+        metrics: Metrics,
+    ) -> None:
+        self._tenants = tenants
+        self._catalog = catalog
+        self._preparer = preparer
+        self._generator = generator
+        self._metrics = metrics
+        self._patience_s = settings.slow_client_s
+
+    def _tenant(self, request: web.Request) -> Tenant:
+        tenant = authenticate(self._tenants, request.headers.get("Authorization"))
+        logs.tenant.set(tenant.id)
+        return tenant
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions"""
+        wishes = _wishes(request, self._tenant(request))
+        asked = parse("chat", await request.read())
+        job = await self._preparer.chat(asked, wishes)
+        return await self._answer(request, job, ChatFormat(asked, job), stream=asked.stream)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/completions"""
+        wishes = _wishes(request, self._tenant(request))
+        asked = parse("completion", await request.read())
+        job = await self._preparer.completion(asked, wishes)
+        return await self._answer(request, job, CompletionFormat(asked, job), stream=asked.stream)
+
+    async def _answer(self, request: web.Request, job: Job, form: Format, *, stream: bool) -> web.StreamResponse:
+        if stream:
+            return await self._stream(request, job, form)
+        run = Run(job)
+        collector = Collector(job.choices)
+        usage = await self._generator.run(run, collector)
+        if collector.first_delta_at is not None:
+            self._metrics.ttft.labels(job.text.meta.model).observe(collector.first_delta_at - job.arrived)
+        body = form.whole(collector.choices, usage)
+        return web.Response(body=body, content_type="application/json", headers=_headers(run))
+
+    async def _stream(self, request: web.Request, job: Job, form: Format) -> web.StreamResponse:
+        run = Run(job)
+        sse = SseStream(form, job.choices)
+        task = asyncio.create_task(self._generator.run(run, sse))
+        task.add_done_callback(lambda _: sse.wake.set())
+        try:
+            await sse.wake.wait()
+            if task.done() and task.exception() is not None and not sse.started:
+                task.result()  # nothing went out yet, so the error gets its own HTTP status
+            response = await self._open(request, run, sse, form)
+            await self._follow(sse, task)
+            await self._close(request, response, form, task)
+            return response
+        except CancelledError_:
+            self._metrics.slow_clients.inc()
+            if request.transport is not None:
+                request.transport.abort()
+            raise
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _open(self, request: web.Request, run: Run, sse: SseStream, form: Format) -> web.StreamResponse:
+        if sse.first_event_at is not None:
+            self._metrics.ttft.labels(run.job.text.meta.model).observe(sse.first_event_at - run.job.arrived)
+        headers = {
+            "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no", "x-request-id": request["request_id"], **_headers(run),
+        }  # fmt: skip
+        response = web.StreamResponse(headers=headers)
+        chunked = request.version >= (1, 1)
+        if chunked:
+            response.enable_chunked_encoding()
+        writer = await response.prepare(request)
+        if writer is None or request.transport is None:
+            raise ConnectionResetError("the client left")
+        roles = [form.role(choice) for choice in range(run.job.choices)]
+        await response.write(b"".join(event(role) for role in roles if role) or b": ok\n\n")
+        sse.open(writer, request.transport, chunked=chunked)
+        return response
+
+    async def _follow(self, sse: SseStream, task: asyncio.Task[Usage]) -> None:
+        """Until everything is written; meanwhile only a client that is behind needs us."""
+        while True:
+            sse.wake.clear()
+            if sse.error is not None:
+                raise sse.error
+            if sse.blocked:
+                await sse.drain(self._patience_s)
+            elif task.done():
+                return
+            else:
+                await sse.wake.wait()
+
+    async def _close(
+        self, request: web.Request, response: web.StreamResponse, form: Format, task: asyncio.Task[Usage]
+    ) -> None:
+        try:
+            usage = task.result()
+        except PenstockError as error:  # after the first byte an error can only be an event, and no [DONE] follows
+            self._metrics.requests.labels(request.path, error.code).inc()
+            await response.write(event(error_body(error, request["request_id"])))
+            await response.write_eof()
+            return
+        if form.include_usage:
+            await response.write(event(form.usage(usage)))
+        await response.write_eof(event(b"[DONE]"))
+
+    async def models(self, request: web.Request) -> web.Response:
+        """GET /v1/models"""
+        self._tenant(request)
+        return _json({"object": "list", "data": [_model(entry) for entry in self._catalog.entries()]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """GET /v1/models/{model}"""
+        self._tenant(request)
+        name = request.match_info["model"]
+        for entry in self._catalog.entries():
+            if entry.name == name:
+                return _json(_model(entry))
+        raise NotFoundError(f"the model {name!r} does not exist", param="model", code="model_not_found")
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """POST /tokenize"""
+        self._tenant(request)
+        asked = parse("tokenize", await request.read())
+        text, tokens = await self._preparer.tokenize(asked)
+        return _json({"count": len(tokens), "max_model_len": text.meta.context_length, "tokens": list(tokens)})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """POST /detokenize"""
+        self._tenant(request)
+        asked = parse("detokenize", await request.read())
+        return _json({"prompt": await self._preparer.detokenize(asked)})
+
+
+def _wishes(request: web.Request, tenant: Tenant) -> Wishes:
+    arrived = time.monotonic()
+    timeout = request.headers.get("x-request-timeout-ms")
+    deadline = None
+    if timeout is not None:
+        if not timeout.isdecimal() or not 0 < int(timeout) <= _TIMEOUT_MS_MAX:
+            raise InvalidRequestError(
+                f"x-request-timeout-ms must be whole milliseconds from 1 to {_TIMEOUT_MS_MAX}, not {timeout[:32]!r}",
+                param="x-request-timeout-ms",
+            )
+        deadline = arrived + int(timeout) / 1000
+    return Wishes(tenant, arrived, deadline, request.headers.get("x-penstock-class"))
+
+
+def _headers(run: Run) -> dict[str, str]:
+    return {
+        "x-penstock-cache": run.cache,
+        "x-penstock-version": run.job.text.meta.version,
+        "x-penstock-queue-ms": f"{run.queued_s * 1000:.1f}",
+    }
+
+
+def _model(entry: Entry) -> dict[str, object]:
+    text = entry.text
+    if text is None:
+        raise NotFoundError(f"the model {entry.name!r} has no card yet", param="model")
+    return {
+        "id": entry.name, "object": "model", "created": entry.created, "owned_by": "penstock",
+        "max_model_len": text.meta.context_length, "ready": bool(entry.workers),
+        "root": text.meta.model, "engine": text.meta.engine,
+    }  # fmt: skip
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=orjson.dumps(value), content_type="application/json")

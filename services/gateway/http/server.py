@@ -1,0 +1,152 @@
+"""The HTTP door: aiohttp for parsing and connections, one middleware for identity, errors and accounts."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from services.common import logs
+from services.common.errors import (
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+    PayloadTooLargeError,
+    PenstockError,
+    status_of,
+)
+from services.common.ids import new_request_id
+from services.gateway.http.routes import Routes
+from services.gateway.openai.errors import error_body, error_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from services.common.tenants import Tenants
+    from services.gateway.generation.generator import Generator
+    from services.gateway.generation.prepare import Preparer
+    from services.gateway.mesh.catalog import Catalog
+    from services.gateway.metrics import Metrics
+    from services.gateway.settings import GatewaySettings
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID: web.AppKey[str] = web.AppKey("request_id", str)
+_REQUEST_ID_CHARS_MAX = 128
+
+
+def request_id_of(header: str | None) -> str:
+    """The caller's `x-request-id` when it is short printable ASCII, else a new one."""
+    if header and len(header) <= _REQUEST_ID_CHARS_MAX and header.isascii() and header.isprintable():
+        return header
+    return new_request_id()
+
+
+class HttpServer:
+    """Listens, routes, and answers errors in OpenAI's shape."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        tenants: Tenants,
+        catalog: Catalog,
+        preparer: Preparer,
+        generator: Generator,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._generator = generator
+        self._metrics = metrics
+        routes = Routes(settings, tenants, catalog, preparer, generator, metrics)
+        app = web.Application(client_max_size=settings.body_bytes_max, middlewares=[self._middleware])
+        app.router.add_post("/v1/chat/completions", routes.chat)
+        app.router.add_post("/v1/completions", routes.completions)
+        app.router.add_get("/v1/models", routes.models)
+        app.router.add_get("/v1/models/{model:.+}", routes.model)
+        app.router.add_post("/tokenize", routes.tokenize)
+        app.router.add_post("/detokenize", routes.detokenize)
+        app.router.add_get("/health/live", self._live)
+        app.router.add_get("/health/ready", self._ready)
+        app.router.add_get("/metrics", self._metrics_page)
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, keepalive_timeout=75, shutdown_timeout=0.5
+        )
+
+    async def start(self) -> str:
+        """Listen; the address.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        await self._runner.setup()
+        sock = socket.create_server((self._settings.host, self._settings.http_port), backlog=1024)
+        sock.setblocking(False)
+        await web.SockSite(self._runner, sock).start()
+        host, port = sock.getsockname()[:2]
+        return f"{host}:{port}"
+
+    async def stop(self) -> None:
+        """Close every connection."""
+        await self._runner.cleanup()
+
+    @web.middleware
+    async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        request_id = request_id_of(request.headers.get("x-request-id"))
+        request["request_id"] = request_id
+        logs.request_id.set(request_id)
+        route = request.match_info.route.resource
+        name = route.canonical if route is not None else "unknown"
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            answer = _aiohttp_error(request, error)
+        except PenstockError as error:
+            answer = error
+        except ConnectionError:
+            raise  # the client left; there is nobody to tell
+        except Exception:
+            log.exception("request failed")
+            answer = PenstockError("an internal error; the gateway's log has the request id")
+        else:
+            self._metrics.requests.labels(name, "ok").inc()
+            if not response.prepared:
+                response.headers["x-request-id"] = request_id
+            return response
+        self._metrics.requests.labels(name, answer.code).inc()
+        headers = error_headers(answer, request_id)
+        if isinstance(answer, MethodNotAllowedError) and answer.param:
+            headers["Allow"] = answer.param
+        return web.Response(
+            status=status_of(answer).http, body=error_body(answer, request_id), headers=headers,
+            content_type="application/json",
+        )  # fmt: skip
+
+    async def _live(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        checks = {"router": self._generator.ready, "model": self._catalog.ready}
+        ready = all(checks.values())
+        return web.json_response(
+            {"status": "ok" if ready else "not ready", "checks": checks}, status=200 if ready else 503
+        )
+
+    async def _metrics_page(self, _: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _aiohttp_error(request: web.Request, error: web.HTTPException) -> PenstockError:
+    if isinstance(error, web.HTTPNotFound):
+        return NotFoundError(f"there is no {request.path}; the API starts at /v1", code="unknown_path")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return MethodNotAllowedError(f"{request.path} takes {allowed}, not {request.method}", param=allowed)
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return PayloadTooLargeError("the request body is over this gateway's limit (PENSTOCK_BODY_BYTES_MAX)")
+    return InvalidRequestError(error.reason or "bad request")
