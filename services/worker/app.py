@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from services.common.frames import ATTACH_SERVICE
 from services.common.ids import new_incarnation
 from services.worker import card as cards
 from services.worker.attach import AttachServicer, CardServicer
+from services.worker.engine import vllm_env
+from services.worker.engine.base import EngineDeadError
 from services.worker.engine.sim import SimEngine
 from services.worker.engine.sim_core import SimModel
 from services.worker.hub import Hub
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ENGINE_DEAD_STATUS = 70
+"""Exit status of a worker whose engine died (EX_SOFTWARE)."""
+
 
 def make_engine(settings: WorkerSettings, source: cards.ModelSource, engine_flags: Sequence[str]) -> Engine:
     """The engine that the settings ask for, not started.
@@ -40,6 +46,16 @@ def make_engine(settings: WorkerSettings, source: cards.ModelSource, engine_flag
         EngineStartError: flags or settings that the engine can't have.
     """
     if settings.engine == "vllm":
+        os.environ.update(
+            vllm_env.environment(
+                os.environ,
+                tensor_parallel_size=settings.tensor_parallel_size,
+                max_sequences=settings.max_sequences,
+                cpus=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (),
+                debug=settings.log_level == "debug",
+            )
+        )
+        log.info("importing vLLM", extra={"phase": "import"})
         from services.worker.engine.vllm import VllmEngine  # vLLM and torch: only where they are needed
 
         return VllmEngine(settings, engine_flags)
@@ -103,9 +119,15 @@ class Worker:
         return cut
 
     async def _run_engine(self) -> None:
-        async with contextlib.aclosing(self._engine.steps()) as steps:
-            async for step in steps:
-                self._hub.deliver(step)
+        try:
+            async with contextlib.aclosing(self._engine.steps()) as steps:
+                async for step in steps:
+                    self._hub.deliver(step)
+        except* EngineDeadError as error:
+            # At once and without clean-up: gateways fail over when the connection closes, the guardian ends the rest.
+            log.critical("the engine is dead", exc_info=error)
+            logging.shutdown()
+            os._exit(ENGINE_DEAD_STATUS)
 
     def _registration(self) -> registry_pb2.Registration:
         return registry_pb2.Registration(

@@ -197,6 +197,6 @@ class Registrar:
                 await call.write(message)
 
     async def _watch(self, call: Call) -> None:
-        async for _ in call:
+        while await call.read() is not grpc.aio.EOF:
             pass  # nothing else is defined yet; a newer router may say more
         raise RouterBrokenError("it closed the stream")
