@@ -148,8 +148,9 @@ class CompletionChunks(_Chunks):
         )
         self._text_tail = b',"logprobs":null,"finish_reason":null}]' + self._tail
 
-    def role(self, choice: int) -> None:
+    def role(self, choice: int) -> bytes | None:
         """Text completions begin without a role."""
+        return None
 
     def text(self, choice: int, text: str) -> bytes:
         """A piece of text."""
