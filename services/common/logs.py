@@ -32,9 +32,9 @@ class _ContextFilter(logging.Filter):
         return True
 
 
-def configure(service: str, level: str) -> None:
-    """Send every log record of this process to stderr as JSON. Call once, at start."""
-    handler = logging.StreamHandler()
+def configure(service: str, level: str, handler: logging.Handler | None = None) -> None:
+    """Send every log record of this process to `handler` (default: stderr) as JSON. Call once, at start."""
+    handler = handler or logging.StreamHandler()
     handler.setFormatter(
         JsonFormatter(
             "%(levelname)s %(name)s %(message)s",
