@@ -70,6 +70,10 @@ class Console:
                 self.failed = True
                 self._show_failure(event)
 
+    def stopped(self) -> None:
+        """Everything has ended, as it was told to."""
+        self._line("Stopped.")
+
     def _changed(self, event: Changed) -> None:
         self._mesh = event.mesh
         if event.note:

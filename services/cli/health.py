@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
+
+# Read when grpc is loaded. Without them its core writes a line to the console whenever a peer goes or a process is
+# spawned; the supervisor never forks without exec.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
 import httpx

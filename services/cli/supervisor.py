@@ -141,7 +141,7 @@ class Supervisor:
                 healthy = await probe.ready()
                 if self._table.probed(spec.name, healthy, time.monotonic()):
                     again = "is ready again" if healthy else "is not ready any more"
-                    self._changed(f"{spec.name} {again}" if self._up.is_set() else "")
+                    self._changed(f"{spec.name} {again}" if self._up.is_set() and not self._stop.is_set() else "")
                     if self._table.all_serving():
                         self._up.set()
                 await asyncio.sleep(PROBE_SERVING_S if healthy else PROBE_S)

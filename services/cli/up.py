@@ -35,7 +35,10 @@ def up(options: UpOptions, *, detach: bool) -> int:
     if detach:
         return _start_daemon(options)
     with Console() as console:
-        return run_mesh(options, console)
+        status = run_mesh(options, console)
+        if status == 0:
+            console.stopped()
+        return status
 
 
 def run_mesh(options: UpOptions, report: Reporter) -> int:
