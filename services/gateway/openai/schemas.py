@@ -1,7 +1,6 @@
 """Requests of the OpenAI HTTP API, validated.
 
-`parse` takes the body's bytes; `validate` takes the same thing as a dict, for other front doors. A field that isn't
-served is refused by name (`known.py`); its null, empty or default value is accepted.
+A field that isn't served is refused by name (`known.py`); its null, empty or default value is accepted.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from services.gateway.openai.messages import (
     ResponseFormat,
     Strict,
     ToolChoice,
-    ToolEntry,
+    Tools,
     stripped,
 )
 from services.gateway.openai.problems import problem, to_error
@@ -119,7 +118,7 @@ class ChatCompletionRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(default=None, ge=1, le=_TOKENS_MAX)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_MAX)
-    tools: list[ToolEntry] = Field(default=[], max_length=128)
+    tools: Tools = Field(default_factory=list)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
 
@@ -203,7 +202,7 @@ class TokenizeRequest(Strict):
     model: str = Field(min_length=1, max_length=256)
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=4096)
-    tools: list[ToolEntry] = Field(default=[], max_length=128)
+    tools: Tools = Field(default_factory=list)
     add_special_tokens: bool | None = None
     """Unset: True for a prompt, False for messages."""
     add_generation_prompt: bool = True
@@ -267,19 +266,6 @@ def parse(kind: Kind, body: bytes) -> Request:
     # Each level costs at least one bracket, so short bodies need no walk.
     if body.count(b"{") + body.count(b"[") > DEPTH_MAX and _too_deep(raw):
         raise InvalidRequestError(f"The body is nested more than {DEPTH_MAX} levels deep.", code="invalid_json")
-    return _validate(kind, raw)
-
-
-@overload
-def validate(kind: Literal["chat"], raw: dict[str, Any]) -> ChatCompletionRequest: ...
-@overload
-def validate(kind: Literal["completion"], raw: dict[str, Any]) -> CompletionRequest: ...
-def validate(kind: Kind, raw: dict[str, Any]) -> Request:
-    """As `parse`, from a value that is already read (and no deeper than `DEPTH_MAX`)."""
-    return _validate(kind, raw)
-
-
-def _validate(kind: Kind, raw: Any) -> Request:
     if not isinstance(raw, dict):
         raise InvalidRequestError("The body must be a JSON object.")
     model, defaults = _KINDS[kind]

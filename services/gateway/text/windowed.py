@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 RUN_MAX = 256
 """Byte tokens held back at most. A run that breaks only after that many good ones is the one inexact case."""
 
-_WINDOW_MAX = 32
+_WINDOW_MAX = 16
 """Tokens decoded each time before the window is cut, if the text allows a cut."""
-_CONTEXT = 8
+_CONTEXT = 4
 """Tokens that stay in a cut window for the decoder to look back at."""
 _HELD_MAX = 256
 """Tokens after which the window is cut even inside an uncertain text."""
@@ -92,9 +92,10 @@ class WindowedDetokenizer:
 
     def __init__(self, pieces: Pieces, prompt_tail: Sequence[int] = ()) -> None:
         self._pieces = pieces
-        self._window = [token for token in prompt_tail if self._spells(token)]
+        self._window: list[int] = []
         self._run: list[int] = []
-        self._sent = len(pieces.decode(self._window)) if self._window else 0
+        self._sent = 0
+        self.push(prompt_tail)
 
     def push(self, tokens: Sequence[int]) -> str:
         return "".join([self._push(token) for token in tokens if self._spells(token)])

@@ -10,7 +10,7 @@ import pytest
 from services.common.card import CardMeta
 from services.common.errors import InvalidRequestError, UnsupportedError
 from services.gateway.openai.sampling import check_prompt_tokens, deterministic, sampling_params
-from services.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, validate
+from services.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, parse
 
 if TYPE_CHECKING:
     from services.common.card import Capability
@@ -33,11 +33,11 @@ def meta(*capabilities: Capability, **generation: float) -> CardMeta:
 
 
 def chat(**fields: Any) -> ChatCompletionRequest:
-    return validate("chat", {"model": "m", "messages": [{"role": "user", "content": "x"}]} | fields)
+    return parse("chat", json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]} | fields).encode())
 
 
 def completion(**fields: Any) -> CompletionRequest:
-    return validate("completion", {"model": "m", "prompt": "x"} | fields)
+    return parse("completion", json.dumps({"model": "m", "prompt": "x"} | fields).encode())
 
 
 def test_neutral_where_nobody_says_anything() -> None:

@@ -123,6 +123,21 @@ def test_the_prompts_tail_keeps_a_leading_space() -> None:
     assert vocabulary(made.llama).detokenizer(prompt_tail=[1, the]).push([valve]) == " valve"
 
 
+@every_tokenizer
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_after_a_prompt_the_text_goes_on(make: Make, data: st.DataObject) -> None:
+    tokenizer = make()
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    prompt = data.draw(st.lists(st.integers(0, size - 1), max_size=12))
+    ids = data.draw(st.lists(st.integers(0, size - 1), max_size=12))
+    tail = vocabulary(make).detokenizer(prompt)
+    whole = vocabulary(make).detokenizer()
+    before = whole.push(prompt)
+    after = tail.push(ids) + tail.flush()
+    assert before + after == tokenizer.decode([*prompt, *ids], skip_special_tokens=True)
+
+
 def test_a_byte_run_is_held_back_only_so_long() -> None:
     tokenizer = made.llama()
     ids = [made.token_id(tokenizer, f"<0x{byte:02X}>") for byte in "é".encode()] * RUN_MAX
