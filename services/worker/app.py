@@ -87,15 +87,15 @@ class Worker:
             capabilities=info.capabilities,
             loras=info.loras,
         )
-        self._hub = Hub(engine, limits, self.incarnation, settings.max_sequences, loop.call_later, self._registrar)
-        self._registrar.bind(engine.load, self._registration, lambda: self._hub.draining)
+        self.hub = Hub(engine, limits, self.incarnation, settings.max_sequences, loop.call_later, self._registrar)
+        self._registrar.bind(engine.load, self._registration, lambda: self.hub.draining)
         self._server = rpc.Server()
         self._address = ""
 
     async def start(self, tasks: asyncio.TaskGroup) -> Mapping[str, str]:
         """See `lifecycle.Service`."""
         settings = self._settings
-        attach = AttachServicer(self._hub, self.incarnation, settings.gateway_lag_bytes, settings.gateway_lag_s)
+        attach = AttachServicer(self.hub, self.incarnation, settings.gateway_lag_bytes, settings.gateway_lag_s)
         self._server.grpc.add_generic_rpc_handlers((attach.handler(),))
         engine_pb2_grpc.add_EngineServicer_to_server(CardServicer(self._card), self._server.grpc)
         listening = await self._server.start(settings.host, settings.port, [ATTACH_SERVICE])
@@ -107,13 +107,13 @@ class Worker:
 
     async def drain(self) -> None:
         """See `lifecycle.Service`: routers send no more, what runs goes on to its end."""
-        self._hub.drain()
+        self.hub.drain()
         await self._server.ready(False)
-        await self._hub.idle()
+        await self.hub.idle()
 
     async def stop(self) -> int:
         """See `lifecycle.Service`."""
-        cut = len(self._hub)
+        cut = len(self.hub)
         await self._server.stop()
         await self._engine.stop()
         return cut
@@ -122,7 +122,7 @@ class Worker:
         try:
             async with contextlib.aclosing(self._engine.steps()) as steps:
                 async for step in steps:
-                    self._hub.deliver(step)
+                    self.hub.deliver(step)
         except* EngineDeadError as error:
             # At once and without clean-up: gateways fail over when the connection closes, the guardian ends the rest.
             log.critical("the engine is dead", exc_info=error)
@@ -141,7 +141,7 @@ class Worker:
             kv_blocks=self._info.kv_blocks,
             kv_block_size=self._info.kv_block_size,
             engine=self._info.kind,
-            leases=self._hub.leases,
+            leases=self.hub.leases,
         )
 
 

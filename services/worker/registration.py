@@ -61,6 +61,11 @@ class Link:
         """Report now."""
         self._due.set()
 
+    @property
+    def is_due(self) -> bool:
+        """A report must be sent, heartbeats aside."""
+        return self._due.is_set()
+
     async def due(self) -> None:
         """Wait until a report must be sent."""
         loop = asyncio.get_running_loop()
@@ -164,30 +169,41 @@ class Registrar:
         async with rpc.channel(address) as channel:
             stub: registry_pb2_grpc.RegistryAsyncStub = registry_pb2_grpc.RegistryStub(channel)
             call = stub.Register()
-            link = Link(self._clock)
+            link: Link | None = None
             try:
-                await self._register(call, link, address)
+                link = await self._register(call, address)
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._watch(call))
                     await self._report(call, link)
             except* (grpc.RpcError, RouterBrokenError, TimeoutError) as group:
                 raise group.exceptions[0] from None
             finally:
-                if link in self._links:
+                if link is not None:
                     self._links.remove(link)
                 call.cancel()
 
-    async def _register(self, call: Call, link: Link, address: str) -> None:
-        async with asyncio.timeout(ANSWER_S):
-            # No await between the list of leases and the link's place among the links: no change is missed or doubled.
-            registration = self._registration()
-            registration.report.CopyFrom(link.report(self._load(), self._draining()))
-            self._links.append(link)
-            await call.write(registry_pb2.WorkerMessage(registration=registration))
-            answer = await call.read()
-        if not isinstance(answer, registry_pb2.RegistryMessage) or not answer.HasField("registered"):
-            raise RouterBrokenError("it answered a registration with something else")
+    async def _register(self, call: Call, address: str) -> Link:
+        # No await between the list of leases and the new link: no change is missed or doubled.
+        registration = self._registration()
+        link = self.open_link()
+        registration.report.CopyFrom(link.report(self._load(), self._draining()))
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await call.write(registry_pb2.WorkerMessage(registration=registration))
+                answer = await call.read()
+            if not isinstance(answer, registry_pb2.RegistryMessage) or not answer.HasField("registered"):
+                raise RouterBrokenError("it answered a registration with something else")
+        except BaseException:
+            self._links.remove(link)
+            raise
         log.info("registered", extra={"router": address, "router_id": answer.registered.router_id})
+        return link
+
+    def open_link(self) -> Link:
+        """A link that hears of every change from now on."""
+        link = Link(self._clock)
+        self._links.append(link)
+        return link
 
     async def _report(self, call: Call, link: Link) -> None:
         while True:

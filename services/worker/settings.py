@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from services.common.settings import Addresses, Port, ServiceSettings
 
@@ -16,13 +16,13 @@ class WorkerSettings(ServiceSettings):
 
     port: Port = 0
     """Port of the Attach service; 0 = any free one."""
-    advertise: str = ""
+    advertise: str = Field(default="", validate_default=True)
     """host or host:port that gateways dial; empty = where it listens. Needed when it listens on 0.0.0.0."""
     routers: Addresses = ()
     """Routers to register with, all of them, as host:port,host:port. None = serves only who knows its address."""
     engine: Literal["vllm", "sim"] = "vllm"
     """vllm = a real model; sim = a simulator that needs no weights, only a tokenizer."""
-    model: str = Field(default="", validate_default=False)
+    model: str = Field(min_length=1)
     """Folder in Hugging Face layout, or the id of a model on the hub."""
     revision: str = ""
     """Branch, tag or commit of a hub id; empty = its main branch."""
@@ -53,13 +53,12 @@ class WorkerSettings(ServiceSettings):
     sim_context_length: int = Field(default=131_072, gt=1)
     """Context length of the simulated model."""
 
-    @model_validator(mode="after")
-    def _model_given(self) -> WorkerSettings:
-        if not self.model:
-            raise ValueError("PENSTOCK_MODEL (--model) is empty: give a model folder or a hub id")
-        if self.host in {"0.0.0.0", "::", ""} and not self.advertise:
-            raise ValueError("PENSTOCK_ADVERTISE (--advertise) is empty: a worker on all interfaces needs it")
-        return self
+    @field_validator("advertise")
+    @classmethod
+    def _advertised(cls, value: str, info: ValidationInfo) -> str:
+        if not value and info.data.get("host") in {"0.0.0.0", "::", ""}:
+            raise ValueError("needed when --host is all interfaces, gateways can't dial those")
+        return value
 
     @property
     def served_name(self) -> str:
