@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from services.gateway.openai.schemas import GenerationRequest
 
 _NEUTRAL: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Sampling fields that a model has defaults for, and their values where neither it nor the request says anything."""
+"""Sampling fields that a model has defaults for, and their values where neither it nor the request says anything.
+
+None of them needs a capability: whatever a simulator writes stands for one possible draw.
+"""
 
 _PENALTIES: dict[str, float] = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 

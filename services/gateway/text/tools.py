@@ -233,6 +233,8 @@ def calls_in_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
+    if not isinstance(function["arguments"], str):
+        return dict(call)
     try:
         arguments = json.loads(function["arguments"])
     except ValueError:

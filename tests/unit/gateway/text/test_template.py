@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from services.common.card import CardError
 from services.common.errors import InvalidRequestError, UnsupportedError
 from services.gateway.text.template import RENDERED_CHARS_MAX, ChatTemplate, NoTemplate
+from services.gateway.text.tools import calls_in_message
 
+NANO = Path(__file__).parents[4] / "models" / "nano" / "chat_template.jinja"
 HELLO = [{"role": "user", "content": "hi <b>&'\"é"}]
 
 
@@ -74,3 +77,24 @@ def test_a_broken_template_is_the_cards_fault() -> None:
 def test_without_a_template_completions_are_the_way() -> None:
     with pytest.raises(UnsupportedError, match="/v1/completions"):
         NoTemplate("base").render(HELLO)
+
+
+def test_the_bundled_models_template_takes_a_whole_tool_conversation() -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1 + 1?"},
+        calls_in_message({"role": "assistant", "content": "", "tool_calls": [call]}),
+        {"role": "tool", "content": "2", "tool_call_id": "c"},
+    ]
+    rendered = ChatTemplate(NANO.read_text(encoding="utf-8"), bos_token=None, eos_token=None).render(messages, tools)
+    system, *turns = rendered.split("<|im_start|>")[1:]
+    assert system.startswith("system\nBe brief.\n\n")
+    assert '{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}' in system
+    assert turns == [
+        "user\n1 + 1?<|im_end|>\n",
+        'assistant\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n',
+        "user\n<tool_response>\n2\n</tool_response><|im_end|>\n",
+        "assistant\n",
+    ]

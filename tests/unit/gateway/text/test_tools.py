@@ -237,6 +237,8 @@ def test_template_messages_get_arguments_as_objects() -> None:
         return {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": arguments}}]}
 
     assert calls_in_message(message('{"x": 1}'))["tool_calls"][0]["function"]["arguments"] == {"x": 1}
+    once = calls_in_message(message('{"x": 1}'))
+    assert calls_in_message(once) == once
     assert calls_in_message(message("[1]"))["tool_calls"][0]["function"]["arguments"] == "[1]"
     assert calls_in_message(message("{"))["tool_calls"][0]["function"]["arguments"] == "{"
     assert calls_in_message({"role": "user", "content": "hi"}) == {"role": "user", "content": "hi"}
