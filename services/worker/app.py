@@ -77,7 +77,7 @@ class Worker:
 
     def __init__(self, settings: WorkerSettings, engine: Engine, info: EngineInfo, card: ModelCard) -> None:
         loop = asyncio.get_running_loop()
-        self._settings, self._engine, self._info, self._card = settings, engine, info, card
+        self._settings, self._engine, self._info, self.card = settings, engine, info, card
         self.incarnation = new_incarnation()
         self._registrar = Registrar(settings.routers, time.monotonic)
         limits = Limits(
@@ -89,15 +89,15 @@ class Worker:
         )
         self.hub = Hub(engine, limits, self.incarnation, settings.max_sequences, loop.call_later, self._registrar)
         self._registrar.bind(engine.load, self._registration, lambda: self.hub.draining)
+        self.attach = AttachServicer(self.hub, self.incarnation, settings.gateway_lag_bytes, settings.gateway_lag_s)
         self._server = rpc.Server()
         self._address = ""
 
     async def start(self, tasks: asyncio.TaskGroup) -> Mapping[str, str]:
         """See `lifecycle.Service`."""
         settings = self._settings
-        attach = AttachServicer(self.hub, self.incarnation, settings.gateway_lag_bytes, settings.gateway_lag_s)
-        self._server.grpc.add_generic_rpc_handlers((attach.handler(),))
-        engine_pb2_grpc.add_EngineServicer_to_server(CardServicer(self._card), self._server.grpc)
+        self._server.grpc.add_generic_rpc_handlers((self.attach.handler(),))
+        engine_pb2_grpc.add_EngineServicer_to_server(CardServicer(self.card), self._server.grpc)
         listening = await self._server.start(settings.host, settings.port, [ATTACH_SERVICE])
         self._address = _advertised(settings.advertise, listening)
         tasks.create_task(self._run_engine(), name="engine steps")
@@ -134,8 +134,8 @@ class Worker:
             worker_id=self._settings.worker_id,
             incarnation=self.incarnation,
             address=self._address,
-            models=[self._card.meta.model, *self._card.meta.lora],
-            card_hash=self._card.hash,
+            models=[self.card.meta.model, *self.card.meta.lora],
+            card_hash=self.card.hash,
             context_length=self._info.context_length,
             max_sequences=self._settings.max_sequences,
             kv_blocks=self._info.kv_blocks,
@@ -161,13 +161,18 @@ def run(settings: WorkerSettings, engine_flags: Sequence[str]) -> None:
     Raises:
         CardError, EngineStartError: the model or the settings can't work; the message says what to change.
     """
-    source = cards.ModelSource(settings.model, settings.revision)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        worker = runner.run(_load(settings, source, engine_flags))
+        worker = runner.run(load(settings, engine_flags))
         runner.run(lifecycle.serve(worker, drain_s=settings.drain_s, announce_to=settings.announce))
 
 
-async def _load(settings: WorkerSettings, source: cards.ModelSource, engine_flags: Sequence[str]) -> Worker:
+async def load(settings: WorkerSettings, engine_flags: Sequence[str]) -> Worker:
+    """A worker around a started and warm engine; it doesn't listen yet.
+
+    Raises:
+        CardError, EngineStartError: see `run`.
+    """
+    source = cards.ModelSource(settings.model, settings.revision)
     cards.tokenizer_bytes(source)  # refuse a model without one before its weights are read
     engine = make_engine(settings, source, engine_flags)
     began = time.monotonic()

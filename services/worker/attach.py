@@ -105,6 +105,9 @@ class AttachServicer:
         self._incarnation = incarnation
         self._lag_bytes_max, self._lag_s_max = lag_bytes_max, lag_s_max
         self.gateways = 0
+        """Streams that are open."""
+        self.left = asyncio.Event()
+        """Set when a stream ends."""
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The method, registered by hand because its answers are FlatBuffers."""
@@ -119,46 +122,42 @@ class AttachServicer:
         """One gateway, until it leaves, breaks the contract or falls behind."""
         outbox = FrameOutbox(self._lag_bytes_max, self._lag_s_max)
         gateway = Gateway(outbox)
-        name = "?"
         self.gateways += 1
         try:
-            first = await self._hello(batches)
-            name = first.hello.gateway_id[:64]
-            log.info("gateway attached", extra={"gateway": name})
-            await self._exchange(gateway, outbox, first, batches, context)
-            log.info("gateway left", extra={"gateway": name})
+            await self._exchange(gateway, outbox, batches, context)
+            return
         except StreamRefusedError as error:
-            log.warning("gateway refused", extra={"gateway": name, "reason": error.detail})
-            await context.abort(error.code, error.detail)
+            code, detail = error.code, error.detail
         except BehindError as error:
-            log.warning("gateway disconnected", extra={"gateway": name, "reason": str(error)})
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            code, detail = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
         finally:
             self.gateways -= 1
             self._hub.close(gateway)
+            self.left.set()
+        log.warning("gateway disconnected", extra={"reason": detail})
+        # Waits until the gateway takes it or its connection is closed (keepalive); all that it held is free already.
+        await context.abort(code, detail)
 
     async def _exchange(
         self,
         gateway: Gateway,
         outbox: FrameOutbox,
-        first: engine_pb2.AttachBatch,
         batches: AsyncIterator[engine_pb2.AttachBatch],
         context: AttachContext,
     ) -> None:
+        batch = await self._hello(batches)
+        log.info("gateway attached", extra={"gateway": batch.hello.gateway_id[:64]})
         try:
             async with asyncio.TaskGroup() as tasks:
                 pump = tasks.create_task(outbox.pump(context.write))
-                self._hub.receive(gateway, first.submits, first.aborts)
+                self._hub.receive(gateway, batch.submits, batch.aborts)
                 async for batch in batches:
                     if batch.HasField("hello"):
                         raise StreamRefusedError(grpc.StatusCode.FAILED_PRECONDITION, "hello: only in the first batch")
                     self._hub.receive(gateway, batch.submits, batch.aborts)
                 pump.cancel()
         except* (StreamRefusedError, BehindError) as group:
-            error = group.exceptions[0]
-            raise error from None
-        finally:
-            self._hub.close(gateway)
+            raise group.exceptions[0] from None
 
     async def _hello(self, batches: AsyncIterator[engine_pb2.AttachBatch]) -> engine_pb2.AttachBatch:
         try:
