@@ -79,6 +79,7 @@ def _log_to(state: StateDir) -> None:
         state.log_path("supervisor"), maxBytes=LOG_BYTES_MAX, backupCount=1, encoding="utf-8"
     )
     logs.configure("supervisor", "info", handler)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every health check otherwise
 
 
 def _start_daemon(options: UpOptions) -> int:
