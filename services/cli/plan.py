@@ -91,7 +91,7 @@ def served_name(model: str) -> str:
         CliError: it looks like a directory and is none, or holds no model.
     """
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         if not (path / "config.json").is_file():
             raise CliError(f"{path} holds no model: there is no config.json in it (--model)")
         return path.resolve().name
