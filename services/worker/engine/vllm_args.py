@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from vllm import SamplingParams
+from vllm.config import StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
@@ -51,6 +52,9 @@ def parse_flags(settings: WorkerSettings, flags: Sequence[str]) -> tuple[AsyncEn
         given.revision = given.tokenizer_revision = settings.revision
     if given.max_num_seqs is None:
         given.max_num_seqs = settings.max_sequences
+    if given.structured_outputs_config == parser.get_default("structured_outputs_config"):
+        # White space between JSON's tokens is legal without end, and small models write it until max_tokens.
+        given.structured_outputs_config = StructuredOutputsConfig(backend="guidance", disable_any_whitespace=True)
     if current_platform.is_cpu():
         _fit_to_cpu(given, settings, parser)
     return AsyncEngineArgs.from_cli_args(given), loras
