@@ -2,7 +2,8 @@
 
 Only a short window of tokens is decoded each time, and the text beyond what was already emitted is new. Two things
 are uncertain until more tokens come: a last U+FFFD (it may be half a character), and a run of byte tokens like `<0xE4>`
-(a ByteFallback decoder turns the *whole* run into U+FFFD when any of it is broken).
+(a ByteFallback decoder turns the *whole* run into U+FFFD when any of it is broken). A decoder that rewrites text which
+spans tokens (no known model has one) is inexact here: what is out can't be taken back.
 """
 
 from __future__ import annotations

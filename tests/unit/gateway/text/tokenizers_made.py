@@ -49,7 +49,7 @@ def byte_level_in_sequence() -> Tokenizer:
 def byte_level_then_replace() -> Tokenizer:
     """A byte-level decoder followed by another step: no table can stand for it."""
     tokenizer = Tokenizer.from_str(byte_level().to_str())
-    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("qq", "Q")])
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("q", "Q")])
     return tokenizer
 
 
