@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from penstock.v1 import dispatch_pb2, dispatch_pb2_grpc
 
 from services.common.errors import InvalidRequestError, PenstockError
-from services.common.rpc import abort
 from services.router.ledger import DuplicateRequestError
-from services.router.streams import until_ended
+from services.router.streams import refuse, until_ended
 from services.router.wire import request_of
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServicer):
             await self._serve(request_iterator, context)
         except PenstockError as error:
             log.info("dispatch stream refused", extra={"detail": error.message, "peer": context.peer()})
-            await abort(context, error)
+            await refuse(context, error)
 
     async def _serve(
         self, batches: AsyncIterator[dispatch_pb2.GatewayBatch], context: grpc.aio.ServicerContext[Any, Any]

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from penstock.v1 import registry_pb2, registry_pb2_grpc
 
 from services.common.errors import InvalidRequestError, PenstockError
-from services.common.rpc import abort
 from services.router.hub import Ended
-from services.router.streams import until_ended
+from services.router.streams import refuse, until_ended
 from services.router.wire import registration_of, report_of
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServicer):
             await self._serve(request_iterator, context)
         except PenstockError as error:
             log.info("registry stream ended", extra={"detail": error.message, "peer": context.peer()})
-            await abort(context, error)
+            await refuse(context, error)
 
     async def _serve(
         self, messages: AsyncIterator[registry_pb2.WorkerMessage], context: grpc.aio.ServicerContext[Any, Any]

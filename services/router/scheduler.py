@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from services.router.workers import Registration, Report, Worker
 
 PROVISIONAL_MODELS_MAX = 1024
+"""Names that nobody serves yet and that may be asked for in the first seconds."""
+MODEL_NAME_MAX = 256
 _DRAINING = "this router is shutting down; ask another one"
 
 
@@ -61,7 +63,7 @@ class Scheduler:
         elif request.deadline <= now:
             self._room.reject(request, RejectReason.DEADLINE, "the deadline had passed on arrival")
         elif (pool := self._pool_of(request.model)) is None:
-            detail = f"no worker serves a model named {request.model!r}"
+            detail = f"no worker serves a model named {request.model[:MODEL_NAME_MAX]!r}"
             self._room.reject(request, RejectReason.UNKNOWN_MODEL, detail)
         else:
             self._room.admit(now, pool, request)
@@ -201,7 +203,8 @@ class Scheduler:
     def _pool_of(self, model: str) -> Pool | None:
         pools = self._fleet.pools
         pool = pools.get(model)
-        if pool is None and not self._settled and len(pools) < PROVISIONAL_MODELS_MAX:
+        may_come = not self._settled and len(pools) < PROVISIONAL_MODELS_MAX and len(model) <= MODEL_NAME_MAX
+        if pool is None and may_come:
             pool = pools[model] = Pool(model, known=False)
         return pool
 

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
-from services.common.errors import UnavailableError
+from services.common.errors import PenstockError, UnavailableError
+from services.common.rpc import abort
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    import grpc.aio
+
     from services.router.hub import Ended
+
+_REFUSE_S = 1.0
+
+
+async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: PenstockError) -> None:
+    """End the call with the error's status.
+
+    A peer that doesn't read gets the status behind what it left unread; the handler doesn't wait for that.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_REFUSE_S):
+            await abort(context, error)
 
 
 async def until_ended(ended: Ended, *parts: Coroutine[Any, Any, None]) -> None:
