@@ -45,9 +45,7 @@ class Gateway:
         gateway_id = f"{settings.name or 'gateway'}-{new_incarnation():016x}"
         metrics = Metrics()
         self._catalog = catalog = Catalog(self._changed.set)
-        routers = RouterPool(
-            settings.routers, gateway_id, catalog.on_update, self._changed.set, wait_s=settings.router_wait_s
-        )
+        routers = RouterPool(settings.routers, gateway_id, catalog, self._changed.set, wait_s=settings.router_wait_s)
         workers = WorkerPool(gateway_id)
         self._cache = ResponseCache(settings.cache, metrics) if settings.cache else None
         self._generator = Generator(
@@ -88,7 +86,7 @@ class Gateway:
 
     async def stop(self) -> int:
         """See `lifecycle.Service`."""
-        cut = self._generator.running
+        cut = self._generator.responses
         await self._http.stop()
         await self._grpc.stop()
         if self._cache is not None:

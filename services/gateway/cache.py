@@ -63,7 +63,10 @@ class ResponseCache:
         try:
             answer = await self._stub.Get(cache_pb2.GetRequest(key=key), timeout=GET_TIMEOUT_S)
             found = _parse(answer.value) if answer.found else None
-        except (grpc.aio.AioRpcError, ValueError) as error:
+        except grpc.aio.AioRpcError as error:
+            self._degrade(f"{error.code().name}: {error.details()}")
+            return None
+        except ValueError as error:
             self._degrade(str(error))
             return None
         self._degraded = False
@@ -82,7 +85,7 @@ class ResponseCache:
         try:
             await self._stub.Put(cache_pb2.PutRequest(key=key, value=value), timeout=PUT_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            self._degrade(str(error.details()))
+            self._degrade(f"{error.code().name}: {error.details()}")
         finally:
             self._running -= 1
 
@@ -96,6 +99,18 @@ class ResponseCache:
 def _parse(value: bytes) -> list[CachedChoice]:
     """Read a stored value; ValueError when it is none of ours."""
     data = orjson.loads(value)
-    if not isinstance(data, dict) or data.get("v") != _FORMAT:
+    if not isinstance(data, dict) or data.get("v") != _FORMAT or not isinstance(data.get("choices"), list):
         raise ValueError("a cached response of another format")
-    return [CachedChoice(tokens, reason) for tokens, reason in data["choices"]]
+    return [_choice(entry) for entry in data["choices"]]
+
+
+def _choice(entry: object) -> CachedChoice:
+    if isinstance(entry, list) and len(entry) == 2:
+        tokens, reason = entry
+        if isinstance(tokens, list) and isinstance(reason, str) and all(_is_token(token) for token in tokens):
+            return CachedChoice(tokens, reason)
+    raise ValueError("a cached response with a broken choice")
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**32

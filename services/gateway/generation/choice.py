@@ -107,6 +107,9 @@ class Choice:
         """Take tokens `first_index` onwards; what is known already is left out, a gap fails the choice."""
         if self.done:
             return
+        if logprobs and len(logprobs) != len(tokens):
+            self._fail(ProtocolError(f"{len(logprobs)} logprobs came for {len(tokens)} tokens"))
+            return
         produced = self.produced
         known = len(produced) - first_index
         if known:

@@ -76,7 +76,7 @@ class Generation:
             tenant=job.tenant.id, tenant_weight=job.tenant.weight, deadline=job.deadline, arrived=job.arrived,
         )  # fmt: skip
         lease = await self._routers.acquire(ask)
-        self.queued_s = time.monotonic() - job.arrived
+        self._note_wait()
         outcome: dispatch_pb2.Outcome.ValueType = dispatch_pb2.FAILED
         try:
             while True:
@@ -87,8 +87,14 @@ class Generation:
                 except _Refused:
                     self._abort()
                     lease = await self._routers.again(lease, ask)
+                    self._note_wait()
                 except _Lost as lost:
+                    self._abort()
+                    if self._complete():
+                        outcome = dispatch_pb2.FINISHED
+                        return self.usage
                     lease = await self._move(lease, ask, str(lost))
+                    self._note_wait()
         except asyncio.CancelledError:
             outcome = dispatch_pb2.CANCELLED
             raise
@@ -96,6 +102,11 @@ class Generation:
             self._abort()
             usage = self.usage
             lease.release(outcome, usage.completion_tokens, usage.cached_tokens)
+
+    def _note_wait(self) -> None:
+        """A lease is there: until the first token, all of the time so far was spent waiting for it."""
+        if not any(choice.produced for choice in self.choices):
+            self.queued_s = time.monotonic() - self._job.arrived
 
     async def _attempt(self, lease: Lease, attempt: int) -> None:
         self._ended = asyncio.get_running_loop().create_future()
@@ -137,7 +148,6 @@ class Generation:
         Raises:
             PenstockError: it can't be moved, or was moved too often; or as `RouterPool.acquire`.
         """
-        self._abort()
         lease.release(dispatch_pb2.FAILED)
         if any(choice.produced for choice in self.choices):
             stuck = self._job.movable_after_first_token()
@@ -147,12 +157,20 @@ class Generation:
             raise UnavailableError(f"the worker was lost ({why}) after {ask.attempt} moves", retry_after_s=1)
         ask.attempt += 1
         ask.excluded.add(lease.incarnation)
-        produced = max(len(choice.produced) for choice in self.choices)
-        ask.prompt_tokens = len(self._job.prompt) + produced
-        ask.max_tokens = self._job.sampling.max_tokens - produced
-        ask.choices = sum(not choice.done for choice in self.choices)
+        produced = [len(choice.produced) for choice in self.choices if not choice.done]
+        ask.prompt_tokens = len(self._job.prompt) + max(produced)
+        ask.max_tokens = self._job.sampling.max_tokens - min(produced)
+        ask.choices = len(produced)
         log.warning("moving a response", extra={"response": ask.response_id, "attempt": ask.attempt, "reason": why})
         return await self._routers.acquire(ask)
+
+    def _complete(self) -> bool:
+        """End choices that have all their tokens and lost only the word that they ended; whether none is left."""
+        for choice in self.choices:
+            tokens = len(choice.produced)
+            if not choice.done and tokens >= self._job.sampling.max_tokens:
+                choice.on_finish(FinishReason.LENGTH, 0, choice.cached_tokens, tokens, "")
+        return all(choice.done for choice in self.choices)
 
     def _abort(self) -> None:
         """Stop whatever still runs of this attempt; one message for all of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from services.common.errors import ContendedError, UnavailableError
@@ -12,6 +13,8 @@ from services.gateway.cache import CachedChoice
 from services.gateway.generation.generation import Generation
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from services.gateway.cache import ResponseCache
     from services.gateway.generation.choice import Listener
     from services.gateway.generation.job import CacheState, Job
@@ -27,7 +30,12 @@ class Run:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.cache: CacheState = "miss" if job.use_cache else "off"
-        self.queued_s = 0.0
+        self.generation: Generation | None = None
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds from the request's arrival to its lease; 0 while there is none."""
+        return self.generation.queued_s if self.generation is not None else 0.0
 
 
 class Generator:
@@ -52,7 +60,8 @@ class Generator:
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
-        self.running = 0
+        self._running = 0
+        self.responses = 0
 
     @property
     def ready(self) -> bool:
@@ -64,8 +73,20 @@ class Generator:
         self._closed = True
 
     async def wait_idle(self) -> None:
-        """Until no job runs."""
+        """Until no response is under way."""
         await self._idle.wait()
+
+    @contextmanager
+    def response(self) -> Iterator[None]:
+        """A response is under way in this block: it outlasts its generation while its client is behind."""
+        self.responses += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.responses -= 1
+            if not self.responses:
+                self._idle.set()
 
     async def run(self, run: Run, listener: Listener) -> Usage:
         """Generate `run.job` into `listener`.
@@ -75,26 +96,24 @@ class Generator:
             PenstockError: as `Generation.run`.
         """
         self._admit()
-        self.running += 1
-        self._idle.clear()
+        self._running += 1
         self._metrics.running.inc()
         try:
             return await self._run(run, listener)
         finally:
             self._metrics.running.dec()
-            self.running -= 1
-            if not self.running:
-                self._idle.set()
+            self._running -= 1
 
     def _admit(self) -> None:
         if self._closed:
             raise UnavailableError("this gateway is shutting down; connect again to reach another", retry_after_s=1)
-        if self.running >= self._requests_max:
-            raise ContendedError(f"this gateway runs {self.running} generations already", retry_after_s=1)
+        if self._running >= self._requests_max:
+            raise ContendedError(f"this gateway runs {self._running} generations already", retry_after_s=1)
 
     async def _run(self, run: Run, listener: Listener) -> Usage:
         job = run.job
         generation = Generation(job, self._routers, self._workers, listener, moves_max=self._moves_max)
+        run.generation = generation
         key = job.cache_key if job.use_cache and self._cache is not None else b""
         if not key or self._cache is None:
             run.cache = "off"
@@ -103,24 +122,25 @@ class Generator:
             if cached is not None and len(cached) == job.choices:
                 run.cache = "hit"
                 _replay(generation, cached)
-                return self._account(run, generation.usage)
+                self._account(run, generation.usage)
+                return generation.usage
         try:
             usage = await generation.run()
-        finally:
-            run.queued_s = generation.queued_s
+        finally:  # what was generated counts, however it ended
+            if generation.queued_s:
+                self._metrics.queue.labels(job.text.meta.model).observe(generation.queued_s)
+                self._account(run, generation.usage)
         if key and self._cache is not None:
             self._cache.put(key, [CachedChoice(each.produced, each.reason) for each in generation.choices])
-        self._metrics.queue.labels(job.text.meta.model).observe(generation.queued_s)
-        return self._account(run, usage)
+        return usage
 
-    def _account(self, run: Run, usage: Usage) -> Usage:
+    def _account(self, run: Run, usage: Usage) -> None:
         model = run.job.text.meta.model
         self._metrics.duration.labels(model).observe(time.monotonic() - run.job.arrived)
         for kind, count in (
             ("prompt", usage.prompt_tokens), ("cached", usage.cached_tokens), ("completion", usage.completion_tokens)
         ):  # fmt: skip
             self._metrics.tokens.labels(model, kind).inc(count)
-        return usage
 
 
 def _replay(generation: Generation, cached: list[CachedChoice]) -> None:

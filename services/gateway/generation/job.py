@@ -7,6 +7,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import orjson
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,7 +52,7 @@ class Job:
         """32 bytes over everything that shapes the tokens and where they end, and the tenant (DESIGN 2.10)."""
         digest = blake2b(digest_size=32, person=b"penstock-resp")
         sampling = self.sampling.SerializeToString(deterministic=True)
-        stops = "\0".join(self.stops).encode()
+        stops = orjson.dumps(self.stops)
         parts = (
             self.tenant.id.encode(), self.text.meta.version.encode(), self.model.encode(), sampling, stops,
             str(self.choices).encode(), np.asarray(self.prompt, dtype="<u4").tobytes(),

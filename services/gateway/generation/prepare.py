@@ -14,7 +14,7 @@ from services.common.tenants import PriorityClassName
 from services.gateway.generation.job import Job
 from services.gateway.openai.sampling import check_prompt_tokens, deterministic, sampling_params
 from services.gateway.text.tokenize import is_long
-from services.gateway.text.tools import ForcedToolParser, ToolCallParser, calls_in_message
+from services.gateway.text.tools import ForcedToolParser, ToolCallParser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +49,8 @@ class Wishes:
     """Event-loop time; None = none."""
     priority_class: str | None
     """As the client wrote it (header or field)."""
+    class_field: str = "x-penstock-class"
+    """Where it wrote it."""
 
 
 class Preparer:
@@ -64,7 +66,7 @@ class Preparer:
         Raises:
             PenstockError: unknown model, a field the model can't serve, a prompt over the context.
         """
-        text = await self._catalog.get(asked.model)
+        text = await self._catalog.get(asked.model, wishes.deadline)
         prompt = await self._render(asked, text, generation_prompt=True)
         job = self._job("chatcmpl", asked, wishes, text, prompt)
         if asked.calls_tools:
@@ -73,7 +75,7 @@ class Preparer:
 
     async def completion(self, asked: CompletionRequest, wishes: Wishes) -> Job:
         """A text completion. Raises as `chat`."""
-        text = await self._catalog.get(asked.model)
+        text = await self._catalog.get(asked.model, wishes.deadline)
         if isinstance(asked.prompt, str):
             prompt = await _encode(text, asked.prompt, special_tokens=True)
         else:
@@ -97,11 +99,10 @@ class Preparer:
     async def _render(
         self, asked: ChatCompletionRequest | TokenizeRequest, text: TextModel, *, generation_prompt: bool
     ) -> list[int]:
-        messages = [calls_in_message(message) for message in asked.template_messages()]
         tools = asked.tool_dicts() or None
         if getattr(asked, "tool_choice", None) == "none":
             tools = None
-        rendered = text.template.render(messages, tools, add_generation_prompt=generation_prompt)
+        rendered = text.template.render(asked.template_messages(), tools, add_generation_prompt=generation_prompt)
         return await _encode(text, rendered, special_tokens=False)
 
     def _job(self, kind: str, asked: GenerationRequest, wishes: Wishes, text: TextModel, prompt: list[int]) -> Job:
@@ -153,7 +154,7 @@ def _priority(asked: GenerationRequest, wishes: Wishes) -> dispatch_pb2.Priority
         if name == wanted:
             return CLASS_VALUES[wishes.tenant.clamp(name)]
     raise InvalidRequestError(
-        f"x-penstock-class must be one of {', '.join(names)}, not {wanted[:32]!r}", param="x-penstock-class"
+        f"{wishes.class_field} must be one of {', '.join(names)}, not {wanted[:32]!r}", param=wishes.class_field
     )
 
 

@@ -6,6 +6,7 @@ Requests go through the same schemas as HTTP's, so errors name the same fields.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from services.gateway.metrics import Metrics
 
     Context = grpc.aio.ServicerContext[Any, Any]
+
+log = logging.getLogger(__name__)
 
 _NO_DEADLINE_S = 365 * 24 * 3600
 
@@ -99,13 +102,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         arrived = time.monotonic()
         left = context.time_remaining()
         deadline = arrived + left if left is not None and left < _NO_DEADLINE_S else None
-        outcome = "ok"
+        outcome = CancelledError_.code  # unless we come to an end before the client leaves
         try:
-            job = await prepare(Wishes(self._tenant(context), arrived, deadline, priority_class or None))
-            await self._stream(context, job)
+            tenant = self._tenant(context)
+            job = await prepare(Wishes(tenant, arrived, deadline, priority_class or None, "priority_class"))
+            with self._generator.response():
+                await self._stream(context, job)
+            outcome = "ok"
         except PenstockError as error:
             outcome = error.code
             await rpc.abort(context, error)
+        except Exception:
+            log.exception("request failed")
+            failure = PenstockError("an internal error; the gateway's log has the request id")
+            outcome = failure.code
+            await rpc.abort(context, failure)
         finally:
             self._metrics.requests.labels("grpc", outcome).inc()
 
@@ -137,6 +148,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 self._metrics.ttft.labels(job.text.meta.model).observe(stream.first_event_at - job.arrived)
             task.cancel()
             await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # seen
 
     async def _write(self, context: Context, event: pb.GenerateEvent) -> None:
         try:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import TYPE_CHECKING
 
+import aiohttp
 import orjson
 from aiohttp import web
 
 from services.common import logs
-from services.common.errors import CancelledError_, InvalidRequestError, NotFoundError, PenstockError
+from services.common.errors import (
+    CancelledError_,
+    InvalidRequestError,
+    NotFoundError,
+    PayloadTooLargeError,
+    PenstockError,
+)
 from services.gateway.auth import authenticate
 from services.gateway.generation.collect import Collector
 from services.gateway.generation.generator import Run
@@ -31,7 +39,14 @@ if TYPE_CHECKING:
     from services.gateway.openai.chunks import Usage
     from services.gateway.settings import GatewaySettings
 
+log = logging.getLogger(__name__)
+
+OUTCOME = "outcome"
+"""Key of a request: the code of an error that came after the headers, for the accounts."""
+BODY_S_MAX = 30.0
+"""Seconds that a client has for sending its request's body."""
 _TIMEOUT_MS_MAX = 24 * 3600 * 1000
+_BAD_BODY = (aiohttp.ClientPayloadError, aiohttp.http_exceptions.HttpProcessingError)
 
 
 class Routes:
@@ -52,36 +67,58 @@ class Routes:
         self._generator = generator
         self._metrics = metrics
         self._patience_s = settings.slow_client_s
+        self._body_bytes_max = settings.body_bytes_max
 
     def _tenant(self, request: web.Request) -> Tenant:
         tenant = authenticate(self._tenants, request.headers.get("Authorization"))
         logs.tenant.set(tenant.id)
         return tenant
 
+    async def _body(self, request: web.Request) -> bytes:
+        """The request's body. One that is announced as too large is refused unread."""
+        if (request.content_length or 0) > self._body_bytes_max:
+            raise PayloadTooLargeError(
+                f"the body has {request.content_length} bytes, this gateway takes {self._body_bytes_max} "
+                "(PENSTOCK_BODY_BYTES_MAX)"
+            )
+        try:
+            async with asyncio.timeout(BODY_S_MAX):
+                return await request.read()
+        except TimeoutError:
+            raise InvalidRequestError(f"the body did not come within {BODY_S_MAX:g} s", code="body_timeout") from None
+        except _BAD_BODY as error:
+            raise InvalidRequestError(f"the body can't be read: {error}", code="invalid_body") from None
+
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions"""
         wishes = _wishes(request, self._tenant(request))
-        asked = parse("chat", await request.read())
+        asked = parse("chat", await self._body(request))
         job = await self._preparer.chat(asked, wishes)
         return await self._answer(request, job, ChatFormat(asked, job), stream=asked.stream)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions"""
         wishes = _wishes(request, self._tenant(request))
-        asked = parse("completion", await request.read())
+        asked = parse("completion", await self._body(request))
         job = await self._preparer.completion(asked, wishes)
         return await self._answer(request, job, CompletionFormat(asked, job), stream=asked.stream)
 
     async def _answer(self, request: web.Request, job: Job, form: Format, *, stream: bool) -> web.StreamResponse:
-        if stream:
-            return await self._stream(request, job, form)
+        with self._generator.response():
+            return await (self._stream if stream else self._whole)(request, job, form)
+
+    async def _whole(self, _: web.Request, job: Job, form: Format) -> web.Response:
         run = Run(job)
         collector = Collector(job.choices)
         usage = await self._generator.run(run, collector)
-        if collector.first_delta_at is not None:
-            self._metrics.ttft.labels(job.text.meta.model).observe(collector.first_delta_at - job.arrived)
+        self._note_first(job, collector.first_delta_at)
         body = form.whole(collector.choices, usage)
-        return web.Response(body=body, content_type="application/json", headers=_headers(run))
+        headers = _headers(run, collector.first_delta_at)
+        return web.Response(body=body, content_type="application/json", headers=headers)
+
+    def _note_first(self, job: Job, at: float | None) -> None:
+        if at is not None:
+            self._metrics.ttft.labels(job.text.meta.model).observe(at - job.arrived)
 
     async def _stream(self, request: web.Request, job: Job, form: Format) -> web.StreamResponse:
         run = Run(job)
@@ -90,30 +127,47 @@ class Routes:
         task.add_done_callback(lambda _: sse.wake.set())
         try:
             await sse.wake.wait()
-            if task.done() and task.exception() is not None and not sse.started:
+            if task.done() and not sse.started:
                 task.result()  # nothing went out yet, so the error gets its own HTTP status
             response = await self._open(request, run, sse, form)
-            await self._follow(sse, task)
-            await self._close(request, response, form, task)
+            await self._deliver(request, response, sse, form, task)
             return response
-        except CancelledError_:
-            self._metrics.slow_clients.inc()
-            if request.transport is not None:
-                request.transport.abort()
-            raise
         finally:
             task.cancel()
             await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # seen: the client left, or was given up, before it could be told
+
+    async def _deliver(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        sse: SseStream,
+        form: Format,
+        task: asyncio.Task[Usage],
+    ) -> None:
+        """All after the headers. Whatever goes wrong here has no other answer than the end of the stream."""
+        try:
+            await self._follow(sse, task)
+            async with asyncio.timeout(self._patience_s):
+                await self._close(request, response, form, task)
+        except (CancelledError_, TimeoutError):
+            request[OUTCOME] = CancelledError_.code
+            self._metrics.slow_clients.inc()
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:  # the client left
+            request[OUTCOME] = CancelledError_.code
 
     async def _open(self, request: web.Request, run: Run, sse: SseStream, form: Format) -> web.StreamResponse:
-        if sse.first_event_at is not None:
-            self._metrics.ttft.labels(run.job.text.meta.model).observe(sse.first_event_at - run.job.arrived)
+        self._note_first(run.job, sse.first_event_at)
         headers = {
             "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache",
-            "X-Accel-Buffering": "no", "x-request-id": request["request_id"], **_headers(run),
+            "X-Accel-Buffering": "no", "x-request-id": request["request_id"],
+            **_headers(run, sse.first_event_at),
         }  # fmt: skip
         response = web.StreamResponse(headers=headers)
-        chunked = request.version >= (1, 1)
+        chunked = request.version == aiohttp.HttpVersion11
         if chunked:
             response.enable_chunked_encoding()
         writer = await response.prepare(request)
@@ -140,15 +194,13 @@ class Routes:
     async def _close(
         self, request: web.Request, response: web.StreamResponse, form: Format, task: asyncio.Task[Usage]
     ) -> None:
-        try:
-            usage = task.result()
-        except PenstockError as error:  # after the first byte an error can only be an event, and no [DONE] follows
-            self._metrics.requests.labels(request.path, error.code).inc()
-            await response.write(event(error_body(error, request["request_id"])))
-            await response.write_eof()
+        error = _failure(task)
+        if error is not None:  # after the first byte an error can only be an event, and no [DONE] follows
+            request[OUTCOME] = error.code
+            await response.write_eof(event(error_body(error, request["request_id"])))
             return
         if form.include_usage:
-            await response.write(event(form.usage(usage)))
+            await response.write(event(form.usage(task.result())))
         await response.write_eof(event(b"[DONE]"))
 
     async def models(self, request: web.Request) -> web.Response:
@@ -168,15 +220,23 @@ class Routes:
     async def tokenize(self, request: web.Request) -> web.Response:
         """POST /tokenize"""
         self._tenant(request)
-        asked = parse("tokenize", await request.read())
+        asked = parse("tokenize", await self._body(request))
         text, tokens = await self._preparer.tokenize(asked)
         return _json({"count": len(tokens), "max_model_len": text.meta.context_length, "tokens": list(tokens)})
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """POST /detokenize"""
         self._tenant(request)
-        asked = parse("detokenize", await request.read())
+        asked = parse("detokenize", await self._body(request))
         return _json({"prompt": await self._preparer.detokenize(asked)})
+
+
+def _failure(task: asyncio.Task[Usage]) -> PenstockError | None:
+    error = task.exception()
+    if error is None or isinstance(error, PenstockError):
+        return error
+    log.error("generation failed", exc_info=error)
+    return PenstockError("an internal error; the gateway's log has the request id")
 
 
 def _wishes(request: web.Request, tenant: Tenant) -> Wishes:
@@ -184,7 +244,7 @@ def _wishes(request: web.Request, tenant: Tenant) -> Wishes:
     timeout = request.headers.get("x-request-timeout-ms")
     deadline = None
     if timeout is not None:
-        if not timeout.isdecimal() or not 0 < int(timeout) <= _TIMEOUT_MS_MAX:
+        if not timeout.isdecimal() or len(timeout) > 9 or not 0 < int(timeout) <= _TIMEOUT_MS_MAX:
             raise InvalidRequestError(
                 f"x-request-timeout-ms must be whole milliseconds from 1 to {_TIMEOUT_MS_MAX}, not {timeout[:32]!r}",
                 param="x-request-timeout-ms",
@@ -193,11 +253,16 @@ def _wishes(request: web.Request, tenant: Tenant) -> Wishes:
     return Wishes(tenant, arrived, deadline, request.headers.get("x-penstock-class"))
 
 
-def _headers(run: Run) -> dict[str, str]:
+def _headers(run: Run, first_at: float | None) -> dict[str, str]:
+    queued_ms = f"{run.queued_s * 1000:.1f}"
+    timing = f"queue;dur={queued_ms}"
+    if first_at is not None:
+        timing += f", ttft;dur={(first_at - run.job.arrived) * 1000:.1f}"
     return {
         "x-penstock-cache": run.cache,
         "x-penstock-version": run.job.text.meta.version,
-        "x-penstock-queue-ms": f"{run.queued_s * 1000:.1f}",
+        "x-penstock-queue-ms": queued_ms,
+        "Server-Timing": timing,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from services.common import logs
 from services.common.errors import (
+    CancelledError_,
     InvalidRequestError,
     MethodNotAllowedError,
     NotFoundError,
@@ -19,7 +21,7 @@ from services.common.errors import (
     status_of,
 )
 from services.common.ids import new_request_id
-from services.gateway.http.routes import Routes
+from services.gateway.http.routes import OUTCOME, Routes
 from services.gateway.openai.errors import error_body, error_headers
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID: web.AppKey[str] = web.AppKey("request_id", str)
 _REQUEST_ID_CHARS_MAX = 128
+_LINGER_S = 1.0
+"""How long what a client still sends is read and thrown away after an early answer, so that it sees the answer."""
+_CLIENT_GONE = 499
 
 
 def request_id_of(header: str | None) -> str:
@@ -74,9 +79,11 @@ class HttpServer:
         app.router.add_get("/health/live", self._live)
         app.router.add_get("/health/ready", self._ready)
         app.router.add_get("/metrics", self._metrics_page)
+        app.on_response_prepare.append(_sign)
         self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, keepalive_timeout=75, shutdown_timeout=0.5
-        )
+            app, access_log=None, handler_cancellation=True, keepalive_timeout=75, shutdown_timeout=0.5,
+            lingering_time=_LINGER_S,
+        )  # fmt: skip
 
     async def start(self) -> str:
         """Listen; the address.
@@ -100,6 +107,7 @@ class HttpServer:
         request_id = request_id_of(request.headers.get("x-request-id"))
         request["request_id"] = request_id
         logs.request_id.set(request_id)
+        logs.tenant.set("")
         route = request.match_info.route.resource
         name = route.canonical if route is not None else "unknown"
         try:
@@ -108,24 +116,29 @@ class HttpServer:
             answer = _aiohttp_error(request, error)
         except PenstockError as error:
             answer = error
-        except ConnectionError:
-            raise  # the client left; there is nobody to tell
+        except asyncio.CancelledError:
+            self._metrics.requests.labels(name, CancelledError_.code).inc()
+            raise
+        except ConnectionError:  # the client left: nobody will see the answer
+            self._metrics.requests.labels(name, CancelledError_.code).inc()
+            return web.Response(status=_CLIENT_GONE)
         except Exception:
             log.exception("request failed")
             answer = PenstockError("an internal error; the gateway's log has the request id")
         else:
-            self._metrics.requests.labels(name, "ok").inc()
-            if not response.prepared:
-                response.headers["x-request-id"] = request_id
+            self._metrics.requests.labels(name, request.get(OUTCOME, "ok")).inc()
             return response
         self._metrics.requests.labels(name, answer.code).inc()
         headers = error_headers(answer, request_id)
         if isinstance(answer, MethodNotAllowedError) and answer.param:
             headers["Allow"] = answer.param
-        return web.Response(
+        response = web.Response(
             status=status_of(answer).http, body=error_body(answer, request_id), headers=headers,
             content_type="application/json",
         )  # fmt: skip
+        if isinstance(answer, PayloadTooLargeError):
+            response.force_close()
+        return response
 
     async def _live(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -139,6 +152,11 @@ class HttpServer:
 
     async def _metrics_page(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def _sign(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "penstock"
+    response.headers.setdefault("x-request-id", request.get("request_id", ""))
 
 
 def _aiohttp_error(request: web.Request, error: web.HTTPException) -> PenstockError:

@@ -13,7 +13,7 @@ from penstock.v1 import engine_pb2, engine_pb2_grpc
 
 from services.common import rpc
 from services.common.card import CARD_BYTES_MAX, CardError, ModelCard
-from services.common.errors import NotFoundError, UnavailableError
+from services.common.errors import DeadlineError, NotFoundError, UnavailableError
 from services.gateway.mesh.backoff import Backoff
 from services.gateway.text.models import TextModel
 
@@ -33,10 +33,16 @@ class Entry:
 
     name: str
     card_hash: str = ""
-    workers: tuple[str, ...] = ()
+    holders: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Router -> addresses of the live workers that it knows."""
     text: TextModel | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time at which this gateway first heard of it, in seconds."""
+
+    @property
+    def workers(self) -> list[str]:
+        """Addresses of live workers, by any router's word."""
+        return sorted({address for addresses in self.holders.values() for address in addresses})
 
 
 class Catalog:
@@ -53,10 +59,10 @@ class Catalog:
         """The owner of the fetches."""
         self._tasks = tasks
 
-    def on_update(self, update: dispatch_pb2.ModelUpdate) -> None:
+    def on_update(self, router: str, update: dispatch_pb2.ModelUpdate) -> None:
         """A router tells what it knows of a model. A model that lost its workers keeps its card."""
         entry = self._entries.setdefault(update.model, Entry(update.model))
-        entry.workers = tuple(update.workers)
+        entry.holders[router] = tuple(update.workers)
         if update.card_hash:
             entry.card_hash = update.card_hash
         known = self._by_hash.get(entry.card_hash)
@@ -65,6 +71,11 @@ class Catalog:
         elif entry.workers and entry.card_hash not in self._fetching and self._tasks is not None:
             fetch = self._tasks.create_task(self._fetch(entry.card_hash), name=f"card-{entry.card_hash}")
             self._fetching[entry.card_hash] = fetch
+
+    def on_router_lost(self, router: str) -> None:
+        """What it said of workers counts no more."""
+        for entry in self._entries.values():
+            entry.holders.pop(router, None)
 
     @property
     def ready(self) -> bool:
@@ -75,10 +86,11 @@ class Catalog:
         """Models with a card, by name."""
         return sorted((entry for entry in self._entries.values() if entry.text is not None), key=lambda e: e.name)
 
-    async def get(self, model: str) -> TextModel:
+    async def get(self, model: str, deadline: float | None = None) -> TextModel:
         """The text side of a model, waiting for a fetch that is under way.
 
         Raises:
+            DeadlineError: `deadline` (event-loop time) passed meanwhile.
             NotFoundError: nobody serves that name; says which names there are.
             UnavailableError: it is known but its card could not be fetched yet.
         """
@@ -90,7 +102,10 @@ class Catalog:
             )
         fetch = self._fetching.get(entry.card_hash)
         if entry.text is None and fetch is not None:
-            await asyncio.wait({fetch}, timeout=FETCH_TIMEOUT_S)
+            left_s = FETCH_TIMEOUT_S if deadline is None else min(FETCH_TIMEOUT_S, deadline - time.monotonic())
+            await asyncio.wait({fetch}, timeout=max(0.0, left_s))
+            if entry.text is None and deadline is not None and deadline <= time.monotonic():
+                raise DeadlineError("the deadline passed while the model's card was fetched")
         if entry.text is None:
             raise UnavailableError(f"no worker serves {model!r} yet", retry_after_s=5)
         return entry.text
@@ -107,6 +122,9 @@ class Catalog:
                         text = await self._fetch_from(address, card_hash)
                     except (grpc.aio.AioRpcError, CardError, TimeoutError) as error:
                         log.warning("model card not fetched", extra={"worker": address, "reason": str(error)})
+                        continue
+                    except Exception:  # files of a worker that nobody foresaw must not end the gateway
+                        log.exception("model card not usable", extra={"worker": address})
                         continue
                     self._adopt(card_hash, text)
                     return

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc.aio
 from penstock.v1 import dispatch_pb2 as pb
@@ -62,6 +62,8 @@ class Lease:
     """The right to run one request on one worker, until `release`."""
 
     link: RouterLink
+    stream: int
+    """The link's stream that granted it; a router forgets its leases with the stream."""
     request: int
     id: int
     worker: str
@@ -78,6 +80,16 @@ class Lease:
         )
 
 
+class Models(Protocol):
+    """Who wants to know which models the routers know."""
+
+    def on_update(self, router: str, update: pb.ModelUpdate) -> None:
+        """A router told of a model."""
+
+    def on_router_lost(self, router: str) -> None:
+        """A router can't tell any more."""
+
+
 class LinkLostError(Exception):
     """The stream to the router ended while something waited on it."""
 
@@ -89,18 +101,19 @@ class MovedError(Exception):
 class RouterLink:
     """One Dispatch stream, kept open for ever by `run`."""
 
-    def __init__(self, address: str, gateway_id: str, on_model: Callable[[pb.ModelUpdate], None]) -> None:
+    def __init__(self, address: str, gateway_id: str, models: Models) -> None:
         self.address = address
         self.live = False
         self._gateway_id = gateway_id
-        self._on_model = on_model
+        self._models = models
         self._numbers = itertools.count(1)
         self._outbox: rpc.Outbox[pb.GatewayMessage] = rpc.Outbox(OUTBOX_MESSAGES_MAX)
         self._waits: dict[int, asyncio.Future[Lease]] = {}
+        self._stream = 0
         self._call: grpc.aio.StreamStreamCall[pb.GatewayBatch, pb.RouterBatch] | None = None
         self._handlers: dict[str, Callable[[Any], None]] = {
             "granted": self._granted, "rejected": self._rejected, "overflow": self._overflowed,
-            "preempt": self._preempted, "model": self._on_model, "queued": lambda _: None,
+            "preempt": self._preempted, "model": self._told, "queued": lambda _: None,
         }  # fmt: skip
 
     async def run(self, changed: Callable[[], None]) -> None:
@@ -110,6 +123,7 @@ class RouterLink:
             stub = dispatch_pb2_grpc.DispatchStub(channel)
             while True:
                 self._outbox = rpc.Outbox(OUTBOX_MESSAGES_MAX)
+                self._stream += 1
                 try:
                     await self._hold(stub.Dispatch(self._requests(self._outbox)), backoff, changed)
                 except grpc.aio.AioRpcError as error:
@@ -117,6 +131,7 @@ class RouterLink:
                 finally:
                     self.live = False
                     self._lose()
+                    self._models.on_router_lost(self.address)
                     changed()
                 await asyncio.sleep(backoff.next_s())
 
@@ -137,6 +152,11 @@ class RouterLink:
                         changed()
                     elif kind is not None:
                         self._handlers[kind](getattr(message, kind))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            log.warning("router link cut: it reads nothing", extra={"router": self.address})  # by `send`
         finally:
             self._outbox.close()
             call.cancel()
@@ -187,7 +207,7 @@ class RouterLink:
 
     async def bounced(self, lease: Lease) -> Lease:
         """The worker refused `lease`: back to the old place in the queue; the next lease. Raises as `acquire`."""
-        if not self.live or lease.link is not self:
+        if not self.live or lease.stream != self._stream:
             raise LinkLostError(self.address)
         self.send(pb.GatewayMessage(bounced=pb.Bounced(lease=lease.id)))
         return await self._wait(lease.request)
@@ -206,8 +226,11 @@ class RouterLink:
         finally:
             self._waits.pop(request, None)
 
+    def _told(self, update: pb.ModelUpdate) -> None:
+        self._models.on_update(self.address, update)
+
     def _granted(self, granted: pb.Granted) -> None:
-        lease = Lease(self, granted.request, granted.lease, granted.worker, granted.incarnation)
+        lease = Lease(self, self._stream, granted.request, granted.lease, granted.worker, granted.incarnation)
         wait = self._waits.get(granted.request)
         if wait is None or wait.done():  # withdrawn while the grant was on its way
             lease.release(pb.CANCELLED)
@@ -260,12 +283,12 @@ class RouterPool:
         self,
         addresses: Iterable[str],
         gateway_id: str,
-        on_model: Callable[[pb.ModelUpdate], None],
+        models: Models,
         on_change: Callable[[], None],
         *,
         wait_s: float,
     ) -> None:
-        self._links = {address: RouterLink(address, gateway_id, on_model) for address in addresses}
+        self._links = {address: RouterLink(address, gateway_id, models) for address in addresses}
         self._on_change = on_change
         self._wait_s = wait_s
         self._change = asyncio.Event()
@@ -323,6 +346,7 @@ class RouterPool:
     async def _owner(self, model: str, draining: set[str]) -> RouterLink:
         give_up = time.monotonic() + self._wait_s
         while True:
+            draining.intersection_update(address for address, link in self._links.items() if link.live)
             live = [address for address, link in self._links.items() if link.live and address not in draining]
             chosen = choose(model, live)
             if chosen is not None:

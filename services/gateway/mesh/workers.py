@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OUTBOX_MESSAGES_MAX = 65_536
+BATCH_BYTES_MAX = rpc.MESSAGE_BYTES_MAX // 4
+"""Prompt bytes that travel in one message, but for a single prompt that is longer."""
 
 Logprobs = list[tuple[int, float, list[tuple[int, float]]]]
 """Per token: (token id, log probability, its best alternatives as (token id, log probability))."""
@@ -82,12 +84,16 @@ class WorkerLink:
     async def _requests(self) -> AsyncIterator[pb.AttachBatch]:
         yield pb.AttachBatch(hello=pb.AttachHello(gateway_id=self._gateway_id, incarnation=self.incarnation))
         while items := await self._outbox.take():
-            batch = pb.AttachBatch()
+            batch, size = pb.AttachBatch(), 0
             for item in items:
                 if isinstance(item, int):
                     batch.aborts.append(item)
-                else:
-                    batch.submits.append(item)
+                    continue
+                if size and size + len(item.prompt) > BATCH_BYTES_MAX:
+                    yield batch
+                    batch, size = pb.AttachBatch(), 0
+                batch.submits.append(item)
+                size += len(item.prompt)
             yield batch
 
     def _lose(self, why: str) -> None:
