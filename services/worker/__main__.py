@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 
 from services.worker import guardian
@@ -9,11 +11,9 @@ from services.worker import guardian
 
 def main() -> None:
     """Run a worker under its guardian."""
-    guardian.guard()
+    scratch = guardian.guard()
     from services.common import logs, settings  # after the fork: the guardian stays tiny
-    from services.common.card import CardError
     from services.worker import app
-    from services.worker.engine.base import EngineStartError
     from services.worker.settings import WorkerSettings
 
     own, flags = sys.argv[1:], []
@@ -22,11 +22,11 @@ def main() -> None:
         own, flags = own[:at], own[at + 1 :]
     worker = settings.load(WorkerSettings, own, prog="python -m services.worker")
     logs.configure("worker", worker.log_level)
-    try:
-        app.run(worker, flags)
-    except (CardError, EngineStartError, OSError) as error:
-        sys.stderr.write(f"worker: {error}\n")
-        raise SystemExit(1) from None
+    status = app.run(worker, flags, scratch)
+    # Not by way of the engine's exit handlers: vLLM's wait 5 s for its children. The guardian ends them.
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,13 @@ import uvloop
 from penstock.v1 import engine_pb2_grpc, registry_pb2
 
 from services.common import lifecycle, rpc
+from services.common.card import CardError
 from services.common.frames import ATTACH_SERVICE
 from services.common.ids import new_incarnation
 from services.worker import card as cards
 from services.worker.attach import AttachServicer, CardServicer
 from services.worker.engine import vllm_env
-from services.worker.engine.base import EngineDeadError
+from services.worker.engine.base import EngineDeadError, EngineStartError
 from services.worker.engine.sim import SimEngine
 from services.worker.engine.sim_core import SimModel
 from services.worker.hub import Hub
@@ -103,6 +104,7 @@ class Worker:
         tasks.create_task(self._run_engine(), name="engine steps")
         self._registrar.run(tasks)
         await self._server.ready(True)
+        log.info("worker up", extra={"incarnation": self.incarnation, "card": self.card.hash})
         return {"grpc": self._address}
 
     async def drain(self) -> None:
@@ -152,25 +154,33 @@ def _advertised(advertise: str, listening: str) -> str:
     return advertise if ":" in advertise else f"{advertise}:{listening.rpartition(':')[2]}"
 
 
-def run(settings: WorkerSettings, engine_flags: Sequence[str]) -> None:
-    """Start the engine, then serve until told to stop.
+def run(settings: WorkerSettings, engine_flags: Sequence[str], scratch: str) -> int:
+    """Start the engine, then serve until told to stop; the exit status, after saying why it isn't 0.
 
     The engine loads before the signals are taken over: a worker that isn't serving has nothing to drain, so SIGTERM
-    ends it at once.
-
-    Raises:
-        CardError, EngineStartError: the model or the settings can't work; the message says what to change.
+    ends it at once. `scratch` is a folder for the engine's sockets.
     """
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)  # never closed: the process ends right after
+    os.environ.setdefault("VLLM_RPC_BASE_PATH", scratch)
+    try:
         worker = runner.run(load(settings, engine_flags))
         runner.run(lifecycle.serve(worker, drain_s=settings.drain_s, announce_to=settings.announce))
+    except (CardError, EngineStartError) as error:
+        log.error("the worker can't start", extra={"reason": str(error)})
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except Exception:
+        log.exception("the worker failed")
+        return 1
+    return 0
 
 
 async def load(settings: WorkerSettings, engine_flags: Sequence[str]) -> Worker:
     """A worker around a started and warm engine; it doesn't listen yet.
 
     Raises:
-        CardError, EngineStartError: see `run`.
+        CardError, EngineStartError: the model or the settings can't work; the message says what to change.
     """
     source = cards.ModelSource(settings.model, settings.revision)
     cards.tokenizer_bytes(source)  # refuse a model without one before its weights are read

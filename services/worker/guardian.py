@@ -7,6 +7,8 @@
 - The guardian ends, even by SIGKILL: the pipe closes and the sentinel kills the group.
 - The sentinel ends: the guardian starts another.
 - SIGTERM, SIGINT and SIGHUP to the guardian go on to the worker.
+- Whoever kills the group first removes what killed processes leave behind: the shared memory that they have mapped
+  (vLLM's message queues, 8 MiB and more for each death) and the scratch folder of their sockets.
 
 Must run before anything heavy is imported and before any thread is started: it forks.
 """
@@ -16,39 +18,52 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
+import shutil
 import signal
 import sys
+import tempfile
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _WATCHED = {*_FORWARDED, signal.SIGCHLD}
 _PR_SET_CHILD_SUBREAPER = 36
+_SHM = re.compile(r"/dev/shm/(?:psm_|sem\.mp-|vllm_dist_|torch_|nccl-)[^/\s]+$", re.MULTILINE)
+"""What multiprocessing, vLLM, torch and NCCL name theirs."""
 REAP_S = 10.0
 """Seconds that killed processes get to vanish before the guardian ends without them."""
 
 
-def guard() -> None:
+def guard() -> str:
     """Become the guardian of a new worker process; only the worker returns from this call.
+
+    Returns:
+        A scratch folder, removed when the group ends.
 
     Raises:
         SystemExit: in the guardian, with the worker's status.
     """
     _adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    scratch = tempfile.mkdtemp(prefix="penstock-worker-")
     alive_read, alive_write = os.pipe()  # alive_write: held by the guardian alone
     go_read, go_write = os.pipe()
     worker = os.fork()
     if worker == 0:
         _become_worker(go_read, [go_write, alive_read, alive_write])
-        return
+        return scratch
+    group = Group(worker, scratch)
     with contextlib.suppress(PermissionError):  # it has already done so itself and gone on
         os.setpgid(worker, worker)
-    sentinel = _start_sentinel(worker, alive_read, [alive_write, go_read, go_write])
+    sentinel = _start_sentinel(group, alive_read, [alive_write, go_read, go_write])
     os.write(go_write, b"!")
     os.close(go_read)
     os.close(go_write)
-    _watch(worker, sentinel, alive_read, alive_write)
+    _watch(group, sentinel, alive_read, alive_write)
+    return None
 
 
 def _adopt_orphans() -> None:
@@ -68,36 +83,36 @@ def _become_worker(go: int, unused: list[int]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
 
 
-def _start_sentinel(group: int, alive: int, unused: list[int]) -> int:
+def _start_sentinel(group: Group, alive: int, unused: list[int]) -> int:
     pid = os.fork()
     if pid:
         return pid
     with contextlib.suppress(OSError):
-        os.setpgid(0, group)
+        os.setpgid(0, group.worker)
     for descriptor in unused:
         os.close(descriptor)
     # Every signal of _WATCHED stays blocked: a SIGTERM to the group drains the worker and leaves the sentinel.
     os.read(alive, 1)
-    _kill_group(group)
+    group.end()
     os._exit(0)
 
 
-def _watch(worker: int, sentinel: int, alive_read: int, alive_write: int) -> NoReturn:
+def _watch(group: Group, sentinel: int, alive_read: int, alive_write: int) -> NoReturn:
     while True:
         number = signal.sigwait(_WATCHED)
         if number != signal.SIGCHLD:
-            os.kill(worker, number)
+            os.kill(group.worker, number)
             continue
         for pid, status in _ended():
-            if pid == worker:
-                _finish(worker, status)
+            if pid == group.worker:
+                _finish(group, status)
             if pid == sentinel:
-                sentinel = _start_sentinel(worker, alive_read, [alive_write])
+                sentinel = _start_sentinel(group, alive_read, [alive_write])
 
 
-def _finish(group: int, status: int) -> NoReturn:
+def _finish(group: Group, status: int) -> NoReturn:
     """End the whole group, wait until it is gone, and exit as the worker did."""
-    _kill_group(group)
+    group.end()
     deadline = time.monotonic() + REAP_S
     while (left := deadline - time.monotonic()) > 0 and _children_left():
         signal.sigtimedwait({signal.SIGCHLD}, left)
@@ -105,9 +120,34 @@ def _finish(group: int, status: int) -> NoReturn:
     sys.exit(128 - code if code < 0 else code)
 
 
-def _kill_group(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The worker's process group, and what it leaves behind."""
+
+    worker: int
+    scratch: str
+
+    def end(self) -> None:
+        """Remove its traces, then kill it, the caller included when it is a member."""
+        for path in shared_memory(self.worker):
+            with contextlib.suppress(OSError):
+                path.unlink()  # who has it mapped keeps it until the end
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.worker, signal.SIGKILL)
+
+
+def shared_memory(group: int) -> set[Path]:
+    """Shared memory that the group's processes have mapped and made themselves, as /proc shows it (Linux).
+
+    By its name: a model that somebody keeps in /dev/shm is mapped too, and is not ours to remove.
+    """
+    found: set[Path] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            if os.getpgid(int(process.name)) == group:
+                found.update(Path(name) for name in _SHM.findall((process / "maps").read_text()))
+    return {path for path in found if path.is_file()}
 
 
 def _ended() -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ HANDLE_MAX = 2**32 - 1
 CHOICES_MAX = 128
 STOP_TOKENS_MAX = 1_024
 LOGIT_BIAS_MAX = 4_096
+SCHEMA_CHARS_MAX = 65_536
 _REALS = (
     "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
 )  # fmt: skip
@@ -90,8 +92,7 @@ def check_sampling(sampling: engine_pb2.SamplingParams, tokens: int, limits: Lim
     if sampling.HasField("logprobs") and sampling.logprobs > limits.max_logprobs:
         raise SubmitError(f"sampling.logprobs: {sampling.logprobs} is over {limits.max_logprobs}")
     _check_ids(sampling, limits.vocab_size)
-    if sampling.WhichOneof("structured") and "structured_output" not in limits.capabilities:
-        raise SubmitError(f"sampling.{sampling.WhichOneof('structured')}: this engine has no structured output")
+    _check_structured(sampling, limits)
 
 
 def _check_choices(submit: engine_pb2.Submit) -> None:
@@ -111,6 +112,19 @@ def _check_ids(sampling: engine_pb2.SamplingParams, vocab_size: int) -> None:
             raise SubmitError(f"sampling.logit_bias: token id {token} is not below the vocabulary size {vocab_size}")
         if not math.isfinite(bias):
             raise SubmitError(f"sampling.logit_bias: the bias of token {token} is not a finite number")
+
+
+def _check_structured(sampling: engine_pb2.SamplingParams, limits: Limits) -> None:
+    field = sampling.WhichOneof("structured")
+    if field and "structured_output" not in limits.capabilities:
+        raise SubmitError(f"sampling.{field}: this engine has no structured output")
+    if field == "json_schema":
+        if len(sampling.json_schema) > SCHEMA_CHARS_MAX:
+            raise SubmitError(f"sampling.json_schema: more than {SCHEMA_CHARS_MAX} characters")
+        try:
+            json.loads(sampling.json_schema)
+        except (ValueError, RecursionError) as error:
+            raise SubmitError(f"sampling.json_schema: it is not JSON: {error}") from error
 
 
 class HandleSet:

@@ -163,10 +163,9 @@ class VllmEngine:
                 helper.cancel()
 
     async def stop(self) -> None:
-        """See `Engine`."""
+        """See `Engine`. vLLM's own processes end with this one, by the guardian: their own way out takes 5 s."""
         self._stopped = True
         self._stepped.set()
-        self._llm.shutdown()
 
     async def _watch(self) -> None:
         """vLLM's output task ends only when the engine core is lost."""
@@ -198,7 +197,7 @@ class VllmEngine:
         except (VLLMClientError, GracefulHTTPError, ValueError, TypeError, NotImplementedError) as error:
             if self._live.pop(request.id, None) is not None:
                 self._silent.discard(request.id)
-                self._emit(EngineStep(finishes=[Finish(request.id, FinishReason.INVALID, str(error))]))
+                self._emit(EngineStep(finishes=[Finish(request.id, FinishReason.INVALID, _refusal(error))]))
         else:
             if request.id in self._live:  # or it was aborted meanwhile: the abort is next in the inbox
                 self._collectors[request.id] = collector
@@ -247,6 +246,14 @@ class VllmEngine:
     def _emit(self, step: EngineStep) -> None:
         self._ready.append(step)
         self._stepped.set()
+
+
+def _refusal(error: Exception) -> str:
+    """vLLM's words, after the field where it names one."""
+    text, parameter = str(error), getattr(error, "parameter", None)
+    if text.startswith("sampling."):
+        return text
+    return f"sampling.{parameter}: {text}" if parameter else f"sampling: {text}"
 
 
 def _add_logprobs(top: int, tokens: Sequence[int], logprobs: Sequence[dict[int, Any]], step: EngineStep) -> None:

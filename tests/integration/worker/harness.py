@@ -93,7 +93,10 @@ class Attached:
     async def read(self) -> StepFrame:
         """The next frame as it comes."""
         async with asyncio.timeout(WAIT_S):
-            frame = await self.call.read()
+            try:
+                frame = await self.call.read()
+            except grpc.aio.AioRpcError as error:
+                raise EOFError(f"the stream broke: {error.code()} {error.details()}") from error
         if not isinstance(frame, StepFrame):
             raise EOFError(f"the stream ended: {await self.call.code()} {await self.call.details()}")
         return frame

@@ -6,8 +6,9 @@ import asyncio
 import os
 import select
 import signal
+import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -23,9 +24,6 @@ from tests.integration.worker.harness import (
     submit,
     worker_process,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIM = ("--engine", "sim", "--model", NANO, "--served-model-name", "nano", "--sim-step-ms", "1")
 
@@ -96,28 +94,53 @@ async def test_a_killed_sentinel_is_replaced(tmp_path: Path) -> None:
         await gone(members)
 
 
-async def test_grandchildren_go_too(tmp_path: Path) -> None:
-    """A child of the worker that ignores signals, as an engine core may, ends with it."""
-    script = (
-        "import os, signal, subprocess, sys\n"
-        "from services.worker import guardian\n"
-        "guardian.guard()\n"
-        "code = 'import signal; signal.signal(15, 1); print(1, flush=True); signal.pause()'\n"
-        "child = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE)\n"
-        "child.stdout.read(1)\n"
-        "print(os.getpid(), child.pid, flush=True)\n"
-        "signal.pause()\n"
+FAMILY = """
+import os, signal, subprocess, sys
+from services.worker import guardian
+scratch = guardian.guard()
+deaf = '''
+import mmap, signal, sys
+from multiprocessing.shared_memory import SharedMemory
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+memory = SharedMemory(create=True, size=4096)
+weights = open(sys.argv[1], "r+b")
+kept = mmap.mmap(weights.fileno(), 0)
+print(memory.name, flush=True)
+signal.pause()
+'''
+child = subprocess.Popen([sys.executable, "-c", deaf, sys.argv[1]], stdout=subprocess.PIPE)
+memory = child.stdout.readline().decode().strip()
+print(os.getpid(), child.pid, scratch, memory, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("victim", ["worker", "guardian"])
+def test_children_memory_and_scratch_go_too(victim: str) -> None:
+    """A child that ignores SIGTERM, as an engine core may, and what it shared; but no file that others put there."""
+    weights = Path("/dev/shm/penstock-test-weights")
+    weights.write_bytes(b"weights")
+    guardian = subprocess.Popen(
+        [sys.executable, "-c", FAMILY, str(weights)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
     )
-    guardian = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE, cwd=ROOT
-    )
-    assert guardian.stdout is not None
-    async with asyncio.timeout(WAIT_S):
-        worker, child = (int(pid) for pid in (await guardian.stdout.readline()).split())
-        assert {worker, child} <= set(group_members(worker))
-        os.kill(worker, signal.SIGKILL)
-        assert await guardian.wait() == 128 + signal.SIGKILL
-    assert group_members(worker) == []
+    try:
+        assert guardian.stdout is not None
+        worker, child, scratch, memory = guardian.stdout.readline().decode().split()
+        members = group_members(int(worker))
+        assert {int(worker), int(child)} <= set(members)
+        assert Path(scratch).is_dir()
+        assert Path("/dev/shm", memory).exists()
+        os.kill(int(worker) if victim == "worker" else guardian.pid, signal.SIGKILL)
+        guardian.wait(WAIT_S)
+        for pid in members:
+            wait_for_end(pid)
+        assert not Path(scratch).exists()
+        assert not Path("/dev/shm", memory).exists()
+        assert weights.read_bytes() == b"weights"
+    finally:
+        guardian.kill()
+        guardian.communicate()
+        weights.unlink()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

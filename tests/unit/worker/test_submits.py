@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,6 +59,14 @@ def test_a_bad_submit_is_refused_by_name(fields: dict[str, Any], named: str) -> 
     with pytest.raises(SubmitError) as caught:
         read_submit(submit(**{"sequence": 7, **fields}), LIMITS)
     assert str(caught.value).startswith(named + ":")
+
+
+@pytest.mark.parametrize("schema", ["{not json", "[" * 60_000, " " * 70_000])
+def test_a_schema_must_be_json_of_some_size(schema: str) -> None:
+    able = replace(LIMITS, capabilities=("structured_output",))
+    read_submit(submit(1, sampling=sampling(json_schema='{"type": "object"}')), able)
+    with pytest.raises(SubmitError, match="json_schema"):
+        read_submit(submit(1, sampling=sampling(json_schema=schema)), able)
 
 
 @given(st.binary(max_size=200))
