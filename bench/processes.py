@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 START_S = 60
+SEQUENCES_MAX = 512
+"""Cap of one worker."""
 
 
 def free_port() -> int:
@@ -29,6 +31,14 @@ def free_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
+
+
+def worker_flags(step_ms: float) -> dict[str, object]:
+    """Flags of a simulated worker that steps every `step_ms`."""
+    return {
+        "engine": "sim", "model": "models/nano", "served-model-name": "nano",
+        "sim-step-ms": step_ms, "max-sequences": SEQUENCES_MAX,
+    }  # fmt: skip
 
 
 class Processes:
@@ -72,35 +82,26 @@ class Mesh:
 
     def __init__(self, processes: Processes, *, workers: int, step_ms: float) -> None:
         self.key = new_key()
-        self.http_port, self.grpc_port = free_port(), free_port()
-        self.router_port = free_port()
-        self.worker_ports = [free_port() for _ in range(workers)]
+        self.http_port = free_port()
+        self.router = f"127.0.0.1:{free_port()}"
         self._processes = processes
         tenants = processes.folder / "tenants.yaml"
         tenants.write_text(f"tenants:\n  - id: bench\n    key_hashes: ['{hash_key(self.key)}']\n")
-        python, router = sys.executable, f"127.0.0.1:{self.router_port}"
-        self.router_pid = processes.start(
-            "router", [python, "-m", "services.router", "--port", str(self.router_port), "--name", "router-0"]
-        )
+        router = {"port": self.router.rpartition(":")[2], "name": "router-0"}
+        self.router_pid = self._start("router", router)
         self.worker_pids = [
-            processes.start(
-                f"worker-{number}",
-                [
-                    python, "-m", "services.worker", "--engine", "sim", "--model", "models/nano",
-                    "--served-model-name", "nano", "--port", str(port), "--routers", router, "--name", f"worker-{number}",
-                    "--max-sequences", "512",
-                ],
-                {"PENSTOCK_SIM_STEP_MS": str(step_ms)},
-            )
-            for number, port in enumerate(self.worker_ports)
-        ]  # fmt: skip
-        self.gateway_pid = processes.start(
-            "gateway",
-            [
-                python, "-m", "services.gateway", "--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port),
-                "--routers", router, "--tenants", str(tenants), "--name", "gateway-0",
-            ],
-        )  # fmt: skip
+            self._start("worker", {**worker_flags(step_ms), "routers": self.router, "name": f"worker-{number}"})
+            for number in range(workers)
+        ]
+        """Of the guardians; `machine.family` has the rest."""
+        gateway = {"http-port": self.http_port, "grpc-port": 0, "routers": self.router, "tenants": tenants}
+        self.gateway_pid = self._start("gateway", {**gateway, "name": "gateway-0"})
+
+    def _start(self, service: str, flags: Mapping[str, object]) -> int:
+        command = [sys.executable, "-m", f"services.{service}"]
+        for name, value in flags.items():
+            command += [f"--{name}", str(value)]
+        return self._processes.start(str(flags["name"]), command)
 
     def wait_ready(self) -> None:
         """Until `/health/ready` says so; RuntimeError after START_S or when a process ended."""

