@@ -338,9 +338,9 @@ def _system(rng: Random) -> str:
     if dice < 0.85:
         return " ".join(rng.sample(SYSTEM_PROMPTS, rng.randint(2, 4)))
     if dice < 0.89:
-        return _salad(rng, rng.randint(3, 150))
+        return _salad(rng, rng.randint(3, 80))
     answers = [answer for _, answer in TERMS + PARTS]
-    count = rng.randint(1, 3) if dice < 0.96 else rng.randint(6, 12)
+    count = rng.randint(1, 3) if dice < 0.96 else rng.randint(5, 9)
     return " ".join([rng.choice(SYSTEM_PROMPTS), *rng.sample(answers, count)])
 
 
@@ -348,9 +348,9 @@ def _chat(rng: Random) -> Sample:
     dice, tools, extra = rng.random(), list[Message](), list[Message]()
     if dice < 0.04:
         extra = _name_turns(rng)
-    elif dice < 0.26:
+    elif dice < 0.18:
         extra, tools = tool_messages(rng)
-    elif dice < 0.30:
+    elif dice < 0.21:
         _, tools = tool_messages(rng)
     turn = _turn_beside_tools if tools else _turn
     messages: list[Message] = []

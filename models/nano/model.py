@@ -95,10 +95,11 @@ class Attention(nn.Module):
             project(x).view(batch, length, -1, self.shape.head_dim).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = _rotate(q, cos, sin).to(v.dtype), _rotate(k, cos, sin).to(v.dtype)
         share = self.shape.heads // self.shape.kv_heads
-        k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
-        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin).repeat_interleave(share, dim=1)
+        v = v.float().repeat_interleave(share, dim=1)
+        with torch.autocast("cpu", enabled=False):  # on a CPU, the backward pass is far slower in bfloat16
+            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         mixed: Tensor = self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
         return mixed
 

@@ -137,33 +137,45 @@ class Encoder:
         return Example(ids, targets)
 
 
-def batches(examples: list[Example], tokens: int, rng: random.Random) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless batches of about `tokens` tokens. Examples of like length go together, so little is padding."""
+Batch = list[tuple["Tensor", "Tensor"]]
+
+
+def batches(examples: list[Example], size: int, rng: random.Random) -> Iterator[Batch]:
+    """Endless batches of `size` examples, drawn without regard to their length: sorted batches would give the many
+    short questions only a few steps. Inside a batch, examples of like length are padded together."""
     while True:
-        order = sorted(examples, key=lambda example: len(example.ids) + rng.random() * 24)
-        groups: list[list[Example]] = [[]]
-        for example in order:
-            if groups[-1] and len(example.ids) * (len(groups[-1]) + 1) > tokens:
-                groups.append([])
-            groups[-1].append(example)
-        rng.shuffle(groups)
-        for group in groups:
-            width = max(len(example.ids) for example in group)
-            yield (
-                torch.tensor([example.ids + [0] * (width - len(example.ids)) for example in group]),
-                torch.tensor([example.targets + [IGNORE] * (width - len(example.ids)) for example in group]),
-            )
+        order = rng.sample(examples, len(examples))
+        for first in range(0, len(order) - size + 1, size):
+            groups: list[list[Example]] = []
+            for example in sorted(order[first : first + size], key=lambda example: len(example.ids)):
+                if not groups or len(example.ids) > 1.6 * len(groups[-1][0].ids):
+                    groups.append([])
+                groups[-1].append(example)
+            yield [_padded(group) for group in groups]
 
 
-def loss_of(model: Llama, ids: Tensor, targets: Tensor) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
-        hidden = model.hidden(ids)
-        wanted = targets != IGNORE
-        logits = model.logits(hidden[wanted])
-    losses = functional.cross_entropy(logits.float(), targets[wanted], reduction="none")
+def _padded(group: list[Example]) -> tuple[Tensor, Tensor]:
+    width = max(len(example.ids) for example in group)
+    ids = [example.ids + [0] * (width - len(example.ids)) for example in group]
+    targets = [example.targets + [IGNORE] * (width - len(example.targets)) for example in group]
+    return torch.tensor(ids), torch.tensor(targets)
+
+
+def backward(model: Llama, batch: Batch) -> float:
+    """Adds the gradients of a batch, group by group, and returns its loss."""
     # A token of a short answer counts more, or else a story would drown a hundred sums.
-    weights = wanted.sum(1, keepdim=True).expand_as(wanted)[wanted].float().rsqrt()
-    return (losses * weights).sum() / weights.sum()
+    weights = [(targets != IGNORE).sum(1, keepdim=True).float().rsqrt().expand_as(targets) for _, targets in batch]
+    total = sum(float(w[t != IGNORE].sum()) for (_, t), w in zip(batch, weights, strict=True))
+    summed = 0.0
+    for (ids, targets), weight in zip(batch, weights, strict=True):
+        wanted = targets != IGNORE
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model.logits(model.hidden(ids)[wanted])
+        losses = functional.cross_entropy(logits.float(), targets[wanted], reduction="none")
+        loss = (losses * weight[wanted]).sum() / total
+        loss.backward()
+        summed += loss.item()
+    return summed
 
 
 def optimizers(model: Llama) -> list[torch.optim.Optimizer]:
@@ -171,8 +183,8 @@ def optimizers(model: Llama) -> list[torch.optim.Optimizer]:
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return [
-        torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.01),
-        torch.optim.AdamW(rest, lr=4e-3, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.Muon(matrices, lr=0.01, momentum=0.95, weight_decay=0.05),
+        torch.optim.AdamW(rest, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 
 
@@ -183,7 +195,7 @@ def learning_rate(done: float) -> float:
 
 def train(model: Llama, examples: list[Example], args: argparse.Namespace) -> float:
     """Train until the time or the steps are used up; returns the last smoothed loss."""
-    stream = batches(examples, args.batch_tokens, random.Random(args.seed))
+    stream = batches(examples, args.batch_size, random.Random(args.seed))
     group = [(optimizer, [g["lr"] for g in optimizer.param_groups]) for optimizer in optimizers(model)]
     started = reported = time.monotonic()
     smooth, step, tokens, done = 0.0, 0, 0, 0.0
@@ -191,15 +203,14 @@ def train(model: Llama, examples: list[Example], args: argparse.Namespace) -> fl
         for optimizer, rates in group:
             for params, rate in zip(optimizer.param_groups, rates, strict=True):
                 params["lr"] = rate * learning_rate(done)
-        ids, targets = next(stream)
-        loss = loss_of(model, ids, targets)
-        loss.backward()
+        batch = next(stream)
+        loss = backward(model, batch)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, _ in group:
             optimizer.step()
             optimizer.zero_grad()
-        step, tokens = step + 1, tokens + ids.numel()
-        smooth = loss.item() if step == 1 else 0.98 * smooth + 0.02 * loss.item()
+        step, tokens = step + 1, tokens + sum(ids.numel() for ids, _ in batch)
+        smooth = loss if step == 1 else 0.98 * smooth + 0.02 * loss
         now = time.monotonic()
         done = step / args.steps if args.steps else (now - started) / (60 * args.minutes)
         if now - reported >= 1.0:
@@ -306,7 +317,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="seed of the text and of the weights (default: 1)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     parser.add_argument("--samples", type=int, default=40_000, help="conversations to make (default: 40000)")
-    parser.add_argument("--batch-tokens", type=int, default=4096, help="tokens in a batch (default: 4096)")
+    parser.add_argument("--batch-size", type=int, default=32, help="conversations in a batch (default: 32)")
     return parser.parse_args()
 
 
