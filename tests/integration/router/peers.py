@@ -36,7 +36,7 @@ class Gateway:
     def __init__(self, address: str, name: str = "gateway-0") -> None:
         self._channel = channel(address)
         stub: dispatch_pb2_grpc.DispatchAsyncStub = dispatch_pb2_grpc.DispatchStub(self._channel)
-        self.call: grpc.aio.StreamStreamCall[Any, Any] = stub.Dispatch()
+        self.call: grpc.aio.StreamStreamCall[Any, Any] = stub.Dispatch(wait_for_ready=True)
         self.name = name
         self.models: dict[str, dispatch_pb2.ModelUpdate] = {}
         self._unread: list[dispatch_pb2.RouterMessage] = []
@@ -92,7 +92,7 @@ class Worker:
     def __init__(self, address: str, incarnation: int = 1, **fields: Any) -> None:
         self._channel = channel(address)
         stub: registry_pb2_grpc.RegistryAsyncStub = registry_pb2_grpc.RegistryStub(self._channel)
-        self.call: grpc.aio.StreamStreamCall[Any, Any] = stub.Register()
+        self.call: grpc.aio.StreamStreamCall[Any, Any] = stub.Register(wait_for_ready=True)
         self.registration = registry_pb2.Registration(
             **{
                 "worker_id": f"worker-{incarnation}",
