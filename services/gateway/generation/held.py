@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HELD_CHARS_MAX = 4 * 1024 * 1024
-"""Merged text of one client above which it is given up."""
+"""Merged text of one client above which it is given up; log probabilities and tool calls count as what they become."""
+LOGPROB_CHARS = 64
+"""One token's log probability, or one alternative, in JSON."""
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class Held:
         held.last_index = last_index
         self._chars += len(text)
         if extra is not None:
+            self._chars += _size(extra)
             if held.extra is None:
                 held.extra = Extra()
             held.extra.logprobs.extend(extra.logprobs)
@@ -74,3 +77,8 @@ class Held:
         """All that is held, by choice; nothing is held after it."""
         choices, self._choices, self._chars = self._choices, {}, 0
         return iter(choices.items())
+
+
+def _size(extra: Extra) -> int:
+    rows = sum(1 + len(top) for _, _, top in extra.logprobs)
+    return rows * LOGPROB_CHARS + sum(len(call["function"]["arguments"]) for call in extra.tool_calls)
