@@ -1,6 +1,6 @@
 """vLLM alone: `python -m tests.vllm.mesh.reference MODEL IN.json OUT.json [LORA]`.
 
-IN holds a list of prompts as token ids. OUT is, for each, the greedy token ids and the two best log probabilities per token.
+IN holds prompts as token ids. OUT is, for each, the greedy token ids and the two best log probabilities per token.
 """
 
 from __future__ import annotations
