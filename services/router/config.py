@@ -14,8 +14,8 @@ class SchedulerConfig:
     queue_tokens_max: int = 32 * 1024 * 1024
     no_worker_wait_s: float = 10.0
     worker_timeout_s: float = 2.0
-    settle_s: float = 2.0
-    """After the start, unseen models wait so long for a worker that is still dialling."""
+    settle_s: float = 5.0
+    """After the start, unseen models wait so long for a worker that is still dialling: workers pause up to 3 s."""
     passes_max: int = 32
     """Grants to smaller, later requests that a waiting one bears before it holds the workers it could use."""
     look_ahead: int = 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,15 +53,12 @@ class Pool:
         """Settle the card and who is eligible, after a worker came, went or changed its draining; (changed, new card).
 
         Two cards tokenize differently, so only one may serve. The card of the most workers that are not draining
-        wins, among equals the newest registration's: a rolling update moves over at half way, when the new side
-        can carry the load, and a lone new worker replaces a lone old one at once.
+        wins: a rolling update moves over at half way, when the new side can carry the load. Among equals the greater
+        hash wins, which means nothing but is the same on every router, whatever the order of registrations: gateways
+        hear of cards from all routers and must not hear two.
         """
-        votes: dict[str, tuple[int, int]] = {}
-        for worker in self.workers.values():
-            if not worker.draining:
-                count, newest = votes.get(worker.info.card_hash, (0, 0))
-                votes[worker.info.card_hash] = (count + 1, max(newest, worker.order))
-        card = max(votes, key=lambda key: votes[key]) if votes else self.card_hash
+        votes = Counter(worker.info.card_hash for worker in self.workers.values() if not worker.draining)
+        card = max(votes, key=lambda key: (votes[key], key)) if votes else self.card_hash
         new_card = card != self.card_hash
         self.card_hash = card
         eligible = {

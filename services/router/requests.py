@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from services.router.timers import Timer
     from services.router.workers import Worker
 
-MAX_EXCLUDED_WORKERS = 64
+MAX_EXCLUDED_WORKERS = 1024
 
 
 @dataclass(slots=True, eq=False)

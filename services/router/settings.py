@@ -30,6 +30,8 @@ class RouterSettings(ServiceSettings):
     """Seconds that a request of a known model waits for a first live worker."""
     worker_timeout_s: float = Field(default=2.0, gt=0, le=60)
     """A worker that is silent for so many seconds is out."""
+    settle_s: float = Field(default=5.0, gt=0, le=600)
+    """Seconds after the start in which an unseen model may still get its first worker, and isn't yet unknown."""
     gateway_unread_max: int = Field(default=65_536, ge=16, le=10_000_000)
     """Messages that a gateway may leave unread before it is cut off."""
     gateway_stall_s: float = Field(default=10.0, gt=0, le=600)
@@ -45,5 +47,5 @@ class RouterSettings(ServiceSettings):
             queue_tokens_max=self.queue_tokens_max,
             no_worker_wait_s=self.no_worker_wait_s,
             worker_timeout_s=self.worker_timeout_s,
-            settle_s=self.worker_timeout_s,
+            settle_s=self.settle_s,
         )

@@ -157,8 +157,7 @@ async def test_a_standby_hears_all_workers_and_keeps_the_place_of_who_moves_ther
 
 
 async def test_rejections_travel_with_reason_and_detail() -> None:
-    settings = {"worker_timeout_s": 0.05}
-    async with running_router(**settings) as (_, address), Gateway(address) as gateway:
+    async with running_router(settle_s=0.05) as (_, address), Gateway(address) as gateway:
         await gateway.acquire(1, model="nobody")
         answer = await gateway.next()
         if isinstance(answer, dispatch_pb2.Queued):

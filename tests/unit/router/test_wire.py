@@ -32,7 +32,7 @@ def test_remaining_milliseconds_become_times_of_our_clock() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("excluded_workers", range(1, 66)), ("block_hashes", b"x" * 17), ("response_id", "")]
+    ("field", "value"), [("excluded_workers", range(1, 1026)), ("block_hashes", b"x" * 17), ("response_id", "")]
 )
 def test_a_bad_acquire_names_its_field(field: str, value: object) -> None:
     with pytest.raises(InvalidRequestError) as caught:
