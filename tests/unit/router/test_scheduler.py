@@ -158,6 +158,40 @@ def test_small_requests_pass_a_large_one_so_often_and_no_more() -> None:
     assert only(Granted, world.release(only(Granted, small[0]).lease)).request == large
 
 
+def test_any_number_that_excludes_the_only_free_worker_blocks_nobody() -> None:
+    world = World(registration(1, max_sequences=1), registration(2, max_sequences=1), look_ahead=4, passes_max=0)
+    first = only(Granted, world.acquire(excluded=frozenset({2})))
+    for _ in range(20):
+        only(Queued, world.acquire(excluded=frozenset({2})))
+    assert only(Granted, world.acquire()).incarnation == 2
+    assert only(Granted, world.release(first.lease)).request == 2
+
+
+def test_workers_are_held_only_where_the_held_for_may_go() -> None:
+    world = World(
+        registration(1, max_sequences=9, kv_blocks=20), registration(2, max_sequences=9, kv_blocks=20), passes_max=0
+    )
+    world.fill(2, prompt_tokens=160)
+    only(Queued, world.acquire(prompt_tokens=280, excluded=frozenset({2})))
+    assert [only(Granted, world.acquire()).incarnation for _ in range(3)] == [2, 2, 2]
+
+
+def test_an_equal_request_may_go_where_the_one_before_it_must_not() -> None:
+    world = World(registration(1, max_sequences=9, kv_blocks=20), registration(2, max_sequences=9, kv_blocks=20))
+    assert only(Granted, world.acquire(prompt_tokens=160)).incarnation == 1
+    only(Queued, world.acquire(prompt_tokens=280, excluded=frozenset({2})))
+    assert only(Granted, world.acquire(prompt_tokens=280)).incarnation == 2
+
+
+def test_a_request_that_comes_back_is_told_its_place_again() -> None:
+    world = World(registration(max_sequences=1))
+    first = world.fill(1)[0]
+    only(Queued, world.acquire())
+    granted = only(Granted, world.release(first))
+    queued = only(Queued, world.scheduler.bounced(world.now, 1, granted.lease))
+    assert (queued.request, queued.position) == (granted.request, 1)
+
+
 def test_positions_are_said_when_they_have_halved() -> None:
     world = World(registration(max_sequences=1))
     lease = world.fill(1)[0]
