@@ -19,7 +19,7 @@ UP := --engine $(ENGINE) --workers $(WORKERS) --gateways $(GATEWAYS) --routers $
   --tensor-parallel-size $(TP) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --state-dir $(STATE_DIR) \
   $(if $(MODEL),--model $(MODEL)) $(if $(filter-out 0,$(DETACH)),--detach) $(ARGS)
 
-.PHONY: help setup up down status chat test lint format gen bench bench-token bench-router clean
+.PHONY: help setup up down status chat test lint format gen bench bench-token bench-ttft bench-memory bench-router clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,11 +64,19 @@ gen: ## generate the protobuf and FlatBuffers code
 	@scripts/setup.sh --extra dev
 	scripts/gen.sh
 
-bench: bench-token bench-router ## all benchmarks
+bench: bench-token bench-ttft bench-memory bench-router ## all benchmarks, one after the other
 
-bench-token: ## CPU of the gateway per streamed token, beside Envoy
+bench-token: ## CPU of gateway and workers per streamed token, beside Envoy
 	@scripts/setup.sh --extra dev --extra bench
 	$(BIN)/python -m bench.token $(ARGS)
+
+bench-ttft: ## time to first token that the mesh adds over the worker
+	@scripts/setup.sh --extra dev --extra bench
+	$(BIN)/python -m bench.ttft $(ARGS)
+
+bench-memory: ## memory of gateway and router after 2,000 and 20,000 requests
+	@scripts/setup.sh --extra dev --extra bench
+	$(BIN)/python -m bench.memory $(ARGS)
 
 bench-router: ## CPU of the router per request
 	@scripts/setup.sh --extra dev --extra bench
