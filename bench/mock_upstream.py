@@ -11,18 +11,19 @@ from typing import cast
 
 import uvloop
 
-_HEAD = (
+HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n"
 )
-_DATA = (
+DATA = (
     b'data: {"id":"chatcmpl-3a0e981e2c80ec8adde3b91e","object":"chat.completion.chunk","created":1795228427,'
     b'"model":"nano","system_fingerprint":"5ab91548e611913e04ff184047557a27","choices":[{"index":0,"delta":'
     b'{"content":" token"},"logprobs":null,"finish_reason":null}]}\n\n'
 )
 
 
-def _chunk(body: bytes) -> bytes:
+def chunk(body: bytes) -> bytes:
+    """`body` as one chunk of a chunked answer."""
     return b"%x\r\n%b\r\n" % (len(body), body)
 
 
@@ -48,18 +49,18 @@ class _Stream(asyncio.Protocol):
         if len(body) < length:
             return
         self._buffer, self._sent = body[length:], 0
-        self._transport.write(_HEAD)
+        self._transport.write(HEAD)
         min(self._engines, key=len).add(self)
 
     def step(self) -> bool:
         """Write one token; False after the last."""
         if self._transport.is_closing():
             return False
-        self._transport.write(_chunk(b"id: %d\n" % self._sent + _DATA))
+        self._transport.write(chunk(b"id: %d\n" % self._sent + DATA))
         self._sent += 1
         if self._sent < self._tokens:
             return True
-        self._transport.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        self._transport.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
         return False
 
 

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-_LAST_CHUNK = b"0\r\n\r\n"
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
 def request_bytes(port: int, key: str, *, tokens: int, prompt: str = "Hello there", **more: Any) -> bytes:

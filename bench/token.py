@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 WORKERS = 2
-MARGIN_STEPS = 4
 ROUND_TIMEOUT_S = 60
 
 FIGURES = {
@@ -44,6 +43,8 @@ class Load:
 
     step_ms: float = 20.0
     tokens: int = 128
+    margin_steps: int = 6
+    """Left out after the last stream has begun, and before the first ends."""
 
     def seconds(self, steps: int) -> float:
         """Of `steps` steps."""
@@ -73,10 +74,10 @@ async def measure(target: Target, load: Load, request: bytes, streams: int) -> d
             _, client = await loop.create_connection(lambda: SseClient(request, counter), "127.0.0.1", target.port)
             clients.append(client)
         await counter.all_begun.wait()
-        await asyncio.sleep(load.seconds(MARGIN_STEPS))
+        await asyncio.sleep(load.seconds(load.margin_steps))
         before = {name: machine.cpu_s(pids) for name, pids in target.pids.items()}
         tokens, began = counter.tokens, time.monotonic()
-        left = load.tokens - max(client.tokens for client in clients) - MARGIN_STEPS
+        left = load.tokens - max(client.tokens for client in clients) - load.margin_steps
         await asyncio.sleep(load.seconds(left))
         used = {name: machine.cpu_s(pids) - before[name] for name, pids in target.pids.items()}
         tokens, seconds = counter.tokens - tokens, time.monotonic() - began
