@@ -30,7 +30,9 @@ def best(request: Request, workers: Iterable[Worker], within: Collection[int] | 
     sequences, tokens, prompt = request.choices, request.prompt_tokens + request.max_tokens, request.prompt_tokens
     excluded = request.excluded
     block_size = blocks = 0
-    fitting: list[tuple[float, Worker]] = []
+    # Two lists, not one of pairs: a thousand tuples per decision would set off the garbage collector each time.
+    scores: list[float] = []
+    fitting: list[Worker] = []
     for worker in workers:
         if worker.block_size != block_size:
             block_size = worker.block_size
@@ -39,11 +41,12 @@ def best(request: Request, workers: Iterable[Worker], within: Collection[int] | 
             continue
         if (excluded and worker.incarnation in excluded) or (within is not None and worker.incarnation not in within):
             continue
-        fitting.append((worker.base_ms + worker.slope_ms * prompt, worker))
+        scores.append(worker.base_ms + worker.slope_ms * prompt)
+        fitting.append(worker)
     if not fitting:
         return None
-    limit = min(score for score, _ in fitting) * _TIE + _TIE_MS
-    return min((worker for score, worker in fitting if score <= limit), key=_least_recent)
+    limit = min(scores) * _TIE + _TIE_MS
+    return min((worker for score, worker in zip(scores, fitting, strict=True) if score <= limit), key=_least_recent)
 
 
 def _least_recent(worker: Worker) -> tuple[int, int]:
