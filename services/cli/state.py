@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 LOG_BYTES_MAX = 50 * 1024 * 1024
 LOCK_TRIES, LOCK_RETRY_S = 4, 0.05
 TAIL_BYTES = 64 * 1024
+_USUAL = {"level", "logger", "message", "exc_info", "service", "time", "vllm_process_name"}
 
 
 class ProcessState(BaseModel):
@@ -216,7 +217,8 @@ def _readable(line: str) -> list[str]:
     if not isinstance(record, dict) or "message" not in record:
         return [line]
     trace = str(record.get("exc_info", "")).splitlines()
-    return [f"{record.get('level', '')} {record.get('logger', '')}: {record['message']}", *trace]
+    details = "".join(f" {key}={value}" for key, value in record.items() if key not in _USUAL)
+    return [f"{record.get('level', '')} {record.get('logger', '')}: {record['message']}{details}", *trace]
 
 
 def _dev_tenants(key: str) -> str:

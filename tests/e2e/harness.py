@@ -148,8 +148,9 @@ def assert_gone(known: list[psutil.Process], marker: str, timeout_s: float = 10.
         AssertionError: something does after `timeout_s`; it has been killed.
     """
     suspects = {process.pid: process for process in [*known, *marked(marker)]}
-    _, alive = psutil.wait_procs([p for p in suspects.values() if _lives(p)], timeout=timeout_s)
-    alive = [process for process in alive if _lives(process)]
+    deadline = time.monotonic() + timeout_s
+    while (alive := [process for process in suspects.values() if _lives(process)]) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
     for process in alive:
         process.kill()
     assert not alive, f"left behind: {alive}"

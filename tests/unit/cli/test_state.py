@@ -119,12 +119,14 @@ def test_logs_are_bounded_without_losing_the_end(state: StateDir, monkeypatch: p
 def test_the_tail_of_a_log_is_readable(state: StateDir) -> None:
     lines = [
         "plain " * 100,
-        json.dumps({"level": "ERROR", "logger": "x", "message": "broke", "exc_info": "Traceback\nValueError: no"}),
+        json.dumps(
+            {"level": "ERROR", "logger": "x", "message": "broke", "code": 7, "exc_info": "Traceback\nValueError: no"}
+        ),
         json.dumps([1, 2]),
         "\udcff".encode("utf-8", "surrogateescape").decode("latin-1"),
     ]
     state.log_path("w").write_text("\n".join(["early"] * 50 + lines))
     tail = state.log_tail("w", 6)
-    assert tail[1:5] == ["ERROR x: broke", "Traceback", "ValueError: no", "[1, 2]"]
+    assert tail[1:5] == ["ERROR x: broke code=7", "Traceback", "ValueError: no", "[1, 2]"]
     assert len(tail[0]) == 300
     assert state.log_tail("nobody") == []
