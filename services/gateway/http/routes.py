@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OUTCOME = "outcome"
-"""Key of a request: the code of an error that came after the headers, for the accounts."""
+REQUEST_ID = web.RequestKey("request_id", str)
+OUTCOME = web.RequestKey("outcome", str)
+"""The code of an error that came after the headers, for the accounts."""
 BODY_S_MAX = 30.0
 """Seconds that a client has for sending its request's body."""
 _TIMEOUT_MS_MAX = 24 * 3600 * 1000
@@ -163,7 +164,7 @@ class Routes:
         self._note_first(run.job, sse.first_event_at)
         headers = {
             "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache",
-            "X-Accel-Buffering": "no", "x-request-id": request["request_id"],
+            "X-Accel-Buffering": "no", "x-request-id": request[REQUEST_ID],
             **_headers(run, sse.first_event_at),
         }  # fmt: skip
         response = web.StreamResponse(headers=headers)
@@ -197,7 +198,7 @@ class Routes:
         error = _failure(task)
         if error is not None:  # after the first byte an error can only be an event, and no [DONE] follows
             request[OUTCOME] = error.code
-            await response.write_eof(event(error_body(error, request["request_id"])))
+            await response.write_eof(event(error_body(error, request[REQUEST_ID])))
             return
         if form.include_usage:
             await response.write(event(form.usage(task.result())))

@@ -21,7 +21,7 @@ from services.common.errors import (
     status_of,
 )
 from services.common.ids import new_request_id
-from services.gateway.http.routes import OUTCOME, Routes
+from services.gateway.http.routes import OUTCOME, REQUEST_ID, Routes
 from services.gateway.openai.errors import error_body, error_headers
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REQUEST_ID: web.AppKey[str] = web.AppKey("request_id", str)
 _REQUEST_ID_CHARS_MAX = 128
 _LINGER_S = 1.0
 """How long what a client still sends is read and thrown away after an early answer, so that it sees the answer."""
@@ -105,7 +104,7 @@ class HttpServer:
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         request_id = request_id_of(request.headers.get("x-request-id"))
-        request["request_id"] = request_id
+        request[REQUEST_ID] = request_id
         logs.request_id.set(request_id)
         logs.tenant.set("")
         route = request.match_info.route.resource
@@ -156,7 +155,7 @@ class HttpServer:
 
 async def _sign(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "penstock"
-    response.headers.setdefault("x-request-id", request.get("request_id", ""))
+    response.headers.setdefault("x-request-id", request.get(REQUEST_ID, ""))
 
 
 def _aiohttp_error(request: web.Request, error: web.HTTPException) -> PenstockError:

@@ -100,21 +100,37 @@ def parse_events(data: bytes) -> list[Event]:
 
 
 class Stream:
-    """A streamed response being read."""
+    """A streamed response being read. Its headers come with the first token."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self.response = response
+    def __init__(self, asked: asyncio.Task[aiohttp.ClientResponse]) -> None:
+        self._asked = asked
         self.events: list[Event] = []
+
+    async def response(self) -> aiohttp.ClientResponse:
+        """Its head."""
+        response = await self._asked
+        assert response.status == 200, await response.text()
+        return response
+
+    async def close(self) -> None:
+        """Close the connection, whatever was read of it."""
+        if self._asked.done() and not self._asked.cancelled() and self._asked.exception() is None:
+            self._asked.result().close()
+        self._asked.cancel()
+        await asyncio.wait({self._asked})
 
     async def next(self) -> Event:
         """The next event; AssertionError when the stream has ended."""
-        lines = []
-        while (line := await self.response.content.readline()) not in (b"\n", b""):
-            lines.append(line)
-        parsed = parse_events(b"".join(lines))
-        assert parsed, f"the stream ended after {len(self.events)} events"
-        self.events += parsed
-        return parsed[0]
+        response = await self.response()
+        while True:
+            lines = []
+            while (line := await response.content.readline()) not in (b"\n", b""):
+                lines.append(line)
+            parsed = parse_events(b"".join(lines))
+            if parsed:  # else a comment
+                self.events += parsed
+                return parsed[0]
+            assert line, f"the stream ended after {len(self.events)} events"
 
     async def text(self) -> Event:
         """The next event with text."""
@@ -125,8 +141,9 @@ class Stream:
 
     async def rest(self) -> Answer:
         """All of it, what was read before included."""
-        self.events += parse_events(await self.response.read())
-        return Answer(self.response.status, self.response.headers, events=self.events)
+        response = await self.response()
+        self.events += parse_events(await response.read())
+        return Answer(response.status, response.headers, events=self.events)
 
 
 class Door:
@@ -157,9 +174,15 @@ class Door:
                      model: str = "m", **fields: Any) -> AsyncIterator[Stream]:  # fmt: skip
         """A streamed text completion; the connection closes at the end of the block."""
         body = {"model": model, "prompt": prompt, "stream": True, **fields}
-        async with self._post("/v1/completions", body, key, headers or {}) as response:
-            assert response.status == 200, await response.text()
-            yield Stream(response)
+        async def ask() -> aiohttp.ClientResponse:
+            response: aiohttp.ClientResponse = await self._post("/v1/completions", body, key, headers or {})
+            return response
+
+        stream = Stream(asyncio.create_task(ask()))
+        try:
+            yield stream
+        finally:
+            await stream.close()
 
     def _post(self, path: str, body: Any, key: str, headers: dict[str, str]) -> Any:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -208,7 +231,7 @@ async def running_gateway(
     async with asyncio.TaskGroup() as tasks:
         mine: list[asyncio.Task[Any]] = []
         addresses = await gateway.start(_Kept(tasks, mine))
-        session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
+        session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30))
         door = Door(gateway, addresses["http"], addresses["grpc"], session)
         try:
             if wait:
