@@ -36,7 +36,7 @@ SERVER_OPTIONS = [
 CHANNEL_OPTIONS = [
     *_COMMON,
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # also the least time that one attempt to connect gets
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_http_proxy", 0),
 ]

@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apenstock/v1/dispatch.proto\x12\x0bpenstock.v1\"=\n\x0cGatewayBatch\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.penstock.v1.GatewayMessage\"\xbf\x02\n\x0eGatewayMessage\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.penstock.v1.GatewayHelloH\x00\x12\'\n\x07\x61\x63quire\x18\x02 \x01(\x0b\x32\x14.penstock.v1.AcquireH\x00\x12)\n\x08withdraw\x18\x03 \x01(\x0b\x32\x15.penstock.v1.WithdrawH\x00\x12\'\n\x07release\x18\x04 \x01(\x0b\x32\x14.penstock.v1.ReleaseH\x00\x12\'\n\x07\x62ounced\x18\x05 \x01(\x0b\x32\x14.penstock.v1.BouncedH\x00\x12\'\n\x07yielded\x18\x06 \x01(\x0b\x32\x14.penstock.v1.YieldedH\x00\x12\'\n\x07refused\x18\x07 \x01(\x0b\x32\x14.penstock.v1.RefusedH\x00\x42\t\n\x07message\"\"\n\x0cGatewayHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"\xbe\x02\n\x07\x41\x63quire\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x13\n\x0bresponse_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x0f\n\x07\x63hoices\x18\x07 \x01(\r\x12\x32\n\x0epriority_class\x18\x08 \x01(\x0e\x32\x1a.penstock.v1.PriorityClass\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\n \x01(\r\x12\x11\n\twaited_ms\x18\x0b \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x0c \x01(\x0c\x12\x18\n\x10\x65xcluded_workers\x18\r \x03(\x06\x12\x15\n\rtenant_weight\x18\x0e \x01(\x01\"\x1b\n\x08Withdraw\x12\x0f\n\x07request\x18\x01 \x01(\x04\"q\n\x07Release\x12\r\n\x05lease\x18\x01 \x01(\x06\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12%\n\x07outcome\x18\x04 \x01(\x0e\x32\x14.penstock.v1.Outcome\"\x18\n\x07\x42ounced\x12\r\n\x05lease\x18\x01 \x01(\x06\"\x18\n\x07Yielded\x12\r\n\x05lease\x18\x01 \x01(\x06\"\x18\n\x07Refused\x12\r\n\x05lease\x18\x01 \x01(\x06\";\n\x0bRouterBatch\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.penstock.v1.RouterMessage\"\xc3\x02\n\rRouterMessage\x12-\n\x07welcome\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.RouterWelcomeH\x00\x12%\n\x06queued\x18\x02 \x01(\x0b\x32\x13.penstock.v1.QueuedH\x00\x12\'\n\x07granted\x18\x03 \x01(\x0b\x32\x14.penstock.v1.GrantedH\x00\x12)\n\x08overflow\x18\x04 \x01(\x0b\x32\x15.penstock.v1.OverflowH\x00\x12)\n\x08rejected\x18\x05 \x01(\x0b\x32\x15.penstock.v1.RejectedH\x00\x12\'\n\x07preempt\x18\x06 \x01(\x0b\x32\x14.penstock.v1.PreemptH\x00\x12)\n\x05model\x18\x07 \x01(\x0b\x32\x18.penstock.v1.ModelUpdateH\x00\x42\t\n\x07message\"7\n\rRouterWelcome\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\"+\n\x06Queued\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\"f\n\x07Granted\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\r\n\x05lease\x18\x02 \x01(\x06\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x12\x16\n\x0ematched_tokens\x18\x05 \x01(\r\"*\n\x08Overflow\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\r\n\x05queue\x18\x02 \x01(\t\"n\n\x08Rejected\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.penstock.v1.RejectReason\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"\x18\n\x07Preempt\x12\r\n\x05lease\x18\x01 \x01(\x06\"X\n\x0bModelUpdate\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tcard_hash\x18\x02 \x01(\t\x12\x0f\n\x07workers\x18\x03 \x03(\t\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r*Y\n\rPriorityClass\x12\x1e\n\x1aPRIORITY_CLASS_UNSPECIFIED\x10\x00\x12\x0f\n\x0bINTERACTIVE\x10\x01\x12\x0c\n\x08STANDARD\x10\x02\x12\t\n\x05\x42\x41TCH\x10\x03*K\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x46INISHED\x10\x01\x12\r\n\tCANCELLED\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03*\xa2\x01\n\x0cRejectReason\x12\x1d\n\x19REJECT_REASON_UNSPECIFIED\x10\x00\x12\x0e\n\nQUEUE_FULL\x10\x01\x12\x0e\n\nNO_WORKERS\x10\x02\x12\x0c\n\x08\x44\x45\x41\x44LINE\x10\x03\x12\x11\n\rUNKNOWN_MODEL\x10\x04\x12\r\n\tTOO_LARGE\x10\x05\x12\x15\n\x11\x42OUNCED_TOO_OFTEN\x10\x06\x12\x0c\n\x08\x44RAINING\x10\x07\x32O\n\x08\x44ispatch\x12\x43\n\x08\x44ispatch\x12\x19.penstock.v1.GatewayBatch\x1a\x18.penstock.v1.RouterBatch(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apenstock/v1/dispatch.proto\x12\x0bpenstock.v1\"=\n\x0cGatewayBatch\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.penstock.v1.GatewayMessage\"\xbf\x02\n\x0eGatewayMessage\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.penstock.v1.GatewayHelloH\x00\x12\'\n\x07\x61\x63quire\x18\x02 \x01(\x0b\x32\x14.penstock.v1.AcquireH\x00\x12)\n\x08withdraw\x18\x03 \x01(\x0b\x32\x15.penstock.v1.WithdrawH\x00\x12\'\n\x07release\x18\x04 \x01(\x0b\x32\x14.penstock.v1.ReleaseH\x00\x12\'\n\x07\x62ounced\x18\x05 \x01(\x0b\x32\x14.penstock.v1.BouncedH\x00\x12\'\n\x07yielded\x18\x06 \x01(\x0b\x32\x14.penstock.v1.YieldedH\x00\x12\'\n\x07refused\x18\x07 \x01(\x0b\x32\x14.penstock.v1.RefusedH\x00\x42\t\n\x07message\"\"\n\x0cGatewayHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"\xcf\x02\n\x07\x41\x63quire\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x13\n\x0bresponse_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x0f\n\x07\x63hoices\x18\x07 \x01(\r\x12\x32\n\x0epriority_class\x18\x08 \x01(\x0e\x32\x1a.penstock.v1.PriorityClass\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\n \x01(\r\x12\x11\n\twaited_ms\x18\x0b \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x0c \x01(\x0c\x12\x18\n\x10\x65xcluded_workers\x18\r \x03(\x06\x12\x15\n\rtenant_weight\x18\x0e \x01(\x01\x12\x0f\n\x07session\x18\x0f \x01(\t\"\x1b\n\x08Withdraw\x12\x0f\n\x07request\x18\x01 \x01(\x04\"q\n\x07Release\x12\r\n\x05lease\x18\x01 \x01(\x06\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12%\n\x07outcome\x18\x04 \x01(\x0e\x32\x14.penstock.v1.Outcome\"\x18\n\x07\x42ounced\x12\r\n\x05lease\x18\x01 \x01(\x06\"\x18\n\x07Yielded\x12\r\n\x05lease\x18\x01 \x01(\x06\"\x18\n\x07Refused\x12\r\n\x05lease\x18\x01 \x01(\x06\";\n\x0bRouterBatch\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.penstock.v1.RouterMessage\"\xc3\x02\n\rRouterMessage\x12-\n\x07welcome\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.RouterWelcomeH\x00\x12%\n\x06queued\x18\x02 \x01(\x0b\x32\x13.penstock.v1.QueuedH\x00\x12\'\n\x07granted\x18\x03 \x01(\x0b\x32\x14.penstock.v1.GrantedH\x00\x12)\n\x08overflow\x18\x04 \x01(\x0b\x32\x15.penstock.v1.OverflowH\x00\x12)\n\x08rejected\x18\x05 \x01(\x0b\x32\x15.penstock.v1.RejectedH\x00\x12\'\n\x07preempt\x18\x06 \x01(\x0b\x32\x14.penstock.v1.PreemptH\x00\x12)\n\x05model\x18\x07 \x01(\x0b\x32\x18.penstock.v1.ModelUpdateH\x00\x42\t\n\x07message\"7\n\rRouterWelcome\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\"+\n\x06Queued\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\"f\n\x07Granted\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\r\n\x05lease\x18\x02 \x01(\x06\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x12\x16\n\x0ematched_tokens\x18\x05 \x01(\r\"*\n\x08Overflow\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\r\n\x05queue\x18\x02 \x01(\t\"n\n\x08Rejected\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.penstock.v1.RejectReason\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"\x18\n\x07Preempt\x12\r\n\x05lease\x18\x01 \x01(\x06\"X\n\x0bModelUpdate\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tcard_hash\x18\x02 \x01(\t\x12\x0f\n\x07workers\x18\x03 \x03(\t\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r*Y\n\rPriorityClass\x12\x1e\n\x1aPRIORITY_CLASS_UNSPECIFIED\x10\x00\x12\x0f\n\x0bINTERACTIVE\x10\x01\x12\x0c\n\x08STANDARD\x10\x02\x12\t\n\x05\x42\x41TCH\x10\x03*K\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x46INISHED\x10\x01\x12\r\n\tCANCELLED\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03*\xa2\x01\n\x0cRejectReason\x12\x1d\n\x19REJECT_REASON_UNSPECIFIED\x10\x00\x12\x0e\n\nQUEUE_FULL\x10\x01\x12\x0e\n\nNO_WORKERS\x10\x02\x12\x0c\n\x08\x44\x45\x41\x44LINE\x10\x03\x12\x11\n\rUNKNOWN_MODEL\x10\x04\x12\r\n\tTOO_LARGE\x10\x05\x12\x15\n\x11\x42OUNCED_TOO_OFTEN\x10\x06\x12\x0c\n\x08\x44RAINING\x10\x07\x32O\n\x08\x44ispatch\x12\x43\n\x08\x44ispatch\x12\x19.penstock.v1.GatewayBatch\x1a\x18.penstock.v1.RouterBatch(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.dispatch_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PRIORITYCLASS']._serialized_start=1872
-  _globals['_PRIORITYCLASS']._serialized_end=1961
-  _globals['_OUTCOME']._serialized_start=1963
-  _globals['_OUTCOME']._serialized_end=2038
-  _globals['_REJECTREASON']._serialized_start=2041
-  _globals['_REJECTREASON']._serialized_end=2203
+  _globals['_PRIORITYCLASS']._serialized_start=1889
+  _globals['_PRIORITYCLASS']._serialized_end=1978
+  _globals['_OUTCOME']._serialized_start=1980
+  _globals['_OUTCOME']._serialized_end=2055
+  _globals['_REJECTREASON']._serialized_start=2058
+  _globals['_REJECTREASON']._serialized_end=2220
   _globals['_GATEWAYBATCH']._serialized_start=43
   _globals['_GATEWAYBATCH']._serialized_end=104
   _globals['_GATEWAYMESSAGE']._serialized_start=107
@@ -44,35 +44,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GATEWAYHELLO']._serialized_start=428
   _globals['_GATEWAYHELLO']._serialized_end=462
   _globals['_ACQUIRE']._serialized_start=465
-  _globals['_ACQUIRE']._serialized_end=783
-  _globals['_WITHDRAW']._serialized_start=785
-  _globals['_WITHDRAW']._serialized_end=812
-  _globals['_RELEASE']._serialized_start=814
-  _globals['_RELEASE']._serialized_end=927
-  _globals['_BOUNCED']._serialized_start=929
-  _globals['_BOUNCED']._serialized_end=953
-  _globals['_YIELDED']._serialized_start=955
-  _globals['_YIELDED']._serialized_end=979
-  _globals['_REFUSED']._serialized_start=981
-  _globals['_REFUSED']._serialized_end=1005
-  _globals['_ROUTERBATCH']._serialized_start=1007
-  _globals['_ROUTERBATCH']._serialized_end=1066
-  _globals['_ROUTERMESSAGE']._serialized_start=1069
-  _globals['_ROUTERMESSAGE']._serialized_end=1392
-  _globals['_ROUTERWELCOME']._serialized_start=1394
-  _globals['_ROUTERWELCOME']._serialized_end=1449
-  _globals['_QUEUED']._serialized_start=1451
-  _globals['_QUEUED']._serialized_end=1494
-  _globals['_GRANTED']._serialized_start=1496
-  _globals['_GRANTED']._serialized_end=1598
-  _globals['_OVERFLOW']._serialized_start=1600
-  _globals['_OVERFLOW']._serialized_end=1642
-  _globals['_REJECTED']._serialized_start=1644
-  _globals['_REJECTED']._serialized_end=1754
-  _globals['_PREEMPT']._serialized_start=1756
-  _globals['_PREEMPT']._serialized_end=1780
-  _globals['_MODELUPDATE']._serialized_start=1782
-  _globals['_MODELUPDATE']._serialized_end=1870
-  _globals['_DISPATCH']._serialized_start=2205
-  _globals['_DISPATCH']._serialized_end=2284
+  _globals['_ACQUIRE']._serialized_end=800
+  _globals['_WITHDRAW']._serialized_start=802
+  _globals['_WITHDRAW']._serialized_end=829
+  _globals['_RELEASE']._serialized_start=831
+  _globals['_RELEASE']._serialized_end=944
+  _globals['_BOUNCED']._serialized_start=946
+  _globals['_BOUNCED']._serialized_end=970
+  _globals['_YIELDED']._serialized_start=972
+  _globals['_YIELDED']._serialized_end=996
+  _globals['_REFUSED']._serialized_start=998
+  _globals['_REFUSED']._serialized_end=1022
+  _globals['_ROUTERBATCH']._serialized_start=1024
+  _globals['_ROUTERBATCH']._serialized_end=1083
+  _globals['_ROUTERMESSAGE']._serialized_start=1086
+  _globals['_ROUTERMESSAGE']._serialized_end=1409
+  _globals['_ROUTERWELCOME']._serialized_start=1411
+  _globals['_ROUTERWELCOME']._serialized_end=1466
+  _globals['_QUEUED']._serialized_start=1468
+  _globals['_QUEUED']._serialized_end=1511
+  _globals['_GRANTED']._serialized_start=1513
+  _globals['_GRANTED']._serialized_end=1615
+  _globals['_OVERFLOW']._serialized_start=1617
+  _globals['_OVERFLOW']._serialized_end=1659
+  _globals['_REJECTED']._serialized_start=1661
+  _globals['_REJECTED']._serialized_end=1771
+  _globals['_PREEMPT']._serialized_start=1773
+  _globals['_PREEMPT']._serialized_end=1797
+  _globals['_MODELUPDATE']._serialized_start=1799
+  _globals['_MODELUPDATE']._serialized_end=1887
+  _globals['_DISPATCH']._serialized_start=2222
+  _globals['_DISPATCH']._serialized_end=2301
 # @@protoc_insertion_point(module_scope)

@@ -209,6 +209,7 @@ class Acquire(_message.Message):
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
     EXCLUDED_WORKERS_FIELD_NUMBER: _builtins.int
     TENANT_WEIGHT_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     response_id: _builtins.str
     attempt: _builtins.int
@@ -228,6 +229,8 @@ class Acquire(_message.Message):
     block_hashes: _builtins.bytes
     """16 bytes per 16-token block of the prompt, in chain order"""
     tenant_weight: _builtins.float
+    session: _builtins.str
+    """requests of one conversation; breaks ties towards the same worker"""
     @_builtins.property
     def excluded_workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """incarnations that must not get it"""
@@ -249,10 +252,11 @@ class Acquire(_message.Message):
         block_hashes: _builtins.bytes = ...,
         excluded_workers: _abc.Iterable[_builtins.int] | None = ...,
         tenant_weight: _builtins.float = ...,
+        session: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "choices", b"choices", "deadline_ms", b"deadline_ms", "excluded_workers", b"excluded_workers", "max_tokens", b"max_tokens", "model", b"model", "priority_class", b"priority_class", "prompt_tokens", b"prompt_tokens", "request", b"request", "response_id", b"response_id", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "waited_ms", b"waited_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "choices", b"choices", "deadline_ms", b"deadline_ms", "excluded_workers", b"excluded_workers", "max_tokens", b"max_tokens", "model", b"model", "priority_class", b"priority_class", "prompt_tokens", b"prompt_tokens", "request", b"request", "response_id", b"response_id", "session", b"session", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "waited_ms", b"waited_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

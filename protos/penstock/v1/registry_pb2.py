@@ -24,25 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apenstock/v1/registry.proto\x12\x0bpenstock.v1\"x\n\rWorkerMessage\x12\x31\n\x0cregistration\x18\x01 \x01(\x0b\x32\x19.penstock.v1.RegistrationH\x00\x12)\n\x06report\x18\x02 \x01(\x0b\x32\x17.penstock.v1.LoadReportH\x00\x42\t\n\x07message\"\x8c\x02\n\x0cRegistration\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06models\x18\x04 \x03(\t\x12\x11\n\tcard_hash\x18\x05 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x15\n\rmax_sequences\x18\x07 \x01(\r\x12\x11\n\tkv_blocks\x18\x08 \x01(\x04\x12\x15\n\rkv_block_size\x18\t \x01(\r\x12\'\n\x06report\x18\n \x01(\x0b\x32\x17.penstock.v1.LoadReport\x12\x0e\n\x06\x65ngine\x18\x0b \x01(\t\x12\x0e\n\x06leases\x18\x0c \x03(\x06\"\xdf\x01\n\nLoadReport\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x04 \x01(\x04\x12\x1d\n\x15queued_prefill_tokens\x18\x05 \x01(\x04\x12\x16\n\x0eleases_started\x18\x06 \x03(\x06\x12\x14\n\x0cleases_ended\x18\x07 \x03(\x06\x12&\n\x05steps\x18\x08 \x03(\x0b\x32\x17.penstock.v1.StepSample\x12\x10\n\x08\x64raining\x18\t \x01(\x08\"F\n\nStepSample\x12\x0f\n\x07step_ms\x18\x01 \x01(\x02\x12\x16\n\x0eprefill_tokens\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\"K\n\x0fRegistryMessage\x12-\n\nregistered\x18\x01 \x01(\x0b\x32\x17.penstock.v1.RegisteredH\x00\x42\t\n\x07message\"4\n\nRegistered\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x32T\n\x08Registry\x12H\n\x08Register\x12\x1a.penstock.v1.WorkerMessage\x1a\x1c.penstock.v1.RegistryMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apenstock/v1/registry.proto\x12\x0bpenstock.v1\"\xa4\x01\n\rWorkerMessage\x12\x31\n\x0cregistration\x18\x01 \x01(\x0b\x32\x19.penstock.v1.RegistrationH\x00\x12)\n\x06report\x18\x02 \x01(\x0b\x32\x17.penstock.v1.LoadReportH\x00\x12*\n\x06\x62locks\x18\x03 \x01(\x0b\x32\x18.penstock.v1.BlockEventsH\x00\x42\t\n\x07message\"\xa4\x02\n\x0cRegistration\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06models\x18\x04 \x03(\t\x12\x11\n\tcard_hash\x18\x05 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x15\n\rmax_sequences\x18\x07 \x01(\r\x12\x11\n\tkv_blocks\x18\x08 \x01(\x04\x12\x15\n\rkv_block_size\x18\t \x01(\r\x12\'\n\x06report\x18\n \x01(\x0b\x32\x17.penstock.v1.LoadReport\x12\x0e\n\x06\x65ngine\x18\x0b \x01(\t\x12\x0e\n\x06leases\x18\x0c \x03(\x06\x12\x16\n\x0ereports_blocks\x18\r \x01(\x08\"\xdf\x01\n\nLoadReport\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x04 \x01(\x04\x12\x1d\n\x15queued_prefill_tokens\x18\x05 \x01(\x04\x12\x16\n\x0eleases_started\x18\x06 \x03(\x06\x12\x14\n\x0cleases_ended\x18\x07 \x03(\x06\x12&\n\x05steps\x18\x08 \x03(\x0b\x32\x17.penstock.v1.StepSample\x12\x10\n\x08\x64raining\x18\t \x01(\x08\"F\n\nStepSample\x12\x0f\n\x07step_ms\x18\x01 \x01(\x02\x12\x16\n\x0eprefill_tokens\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\"\x7f\n\x0fRegistryMessage\x12-\n\nregistered\x18\x01 \x01(\x0b\x32\x17.penstock.v1.RegisteredH\x00\x12\x32\n\rresend_blocks\x18\x02 \x01(\x0b\x32\x19.penstock.v1.ResendBlocksH\x00\x42\t\n\x07message\"4\n\nRegistered\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\"n\n\x0b\x42lockEvents\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x16\n\x0esnapshot_begin\x18\x02 \x01(\x08\x12\x14\n\x0csnapshot_end\x18\x03 \x01(\x08\x12\x0e\n\x06stored\x18\x04 \x01(\x0c\x12\x0f\n\x07removed\x18\x05 \x01(\x0c\"\x0e\n\x0cResendBlocks2T\n\x08Registry\x12H\n\x08Register\x12\x1a.penstock.v1.WorkerMessage\x1a\x1c.penstock.v1.RegistryMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.registry_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERMESSAGE']._serialized_start=43
-  _globals['_WORKERMESSAGE']._serialized_end=163
-  _globals['_REGISTRATION']._serialized_start=166
-  _globals['_REGISTRATION']._serialized_end=434
-  _globals['_LOADREPORT']._serialized_start=437
-  _globals['_LOADREPORT']._serialized_end=660
-  _globals['_STEPSAMPLE']._serialized_start=662
-  _globals['_STEPSAMPLE']._serialized_end=732
-  _globals['_REGISTRYMESSAGE']._serialized_start=734
-  _globals['_REGISTRYMESSAGE']._serialized_end=809
-  _globals['_REGISTERED']._serialized_start=811
-  _globals['_REGISTERED']._serialized_end=863
-  _globals['_REGISTRY']._serialized_start=865
-  _globals['_REGISTRY']._serialized_end=949
+  _globals['_WORKERMESSAGE']._serialized_start=44
+  _globals['_WORKERMESSAGE']._serialized_end=208
+  _globals['_REGISTRATION']._serialized_start=211
+  _globals['_REGISTRATION']._serialized_end=503
+  _globals['_LOADREPORT']._serialized_start=506
+  _globals['_LOADREPORT']._serialized_end=729
+  _globals['_STEPSAMPLE']._serialized_start=731
+  _globals['_STEPSAMPLE']._serialized_end=801
+  _globals['_REGISTRYMESSAGE']._serialized_start=803
+  _globals['_REGISTRYMESSAGE']._serialized_end=930
+  _globals['_REGISTERED']._serialized_start=932
+  _globals['_REGISTERED']._serialized_end=984
+  _globals['_BLOCKEVENTS']._serialized_start=986
+  _globals['_BLOCKEVENTS']._serialized_end=1096
+  _globals['_RESENDBLOCKS']._serialized_start=1098
+  _globals['_RESENDBLOCKS']._serialized_end=1112
+  _globals['_REGISTRY']._serialized_start=1114
+  _globals['_REGISTRY']._serialized_end=1198
 # @@protoc_insertion_point(module_scope)

@@ -24,23 +24,27 @@ class WorkerMessage(_message.Message):
 
     REGISTRATION_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def registration(self) -> Global___Registration:
         """first, and only first"""
 
     @_builtins.property
     def report(self) -> Global___LoadReport: ...
+    @_builtins.property
+    def blocks(self) -> Global___BlockEvents: ...
     def __init__(
         self,
         *,
         registration: Global___Registration | None = ...,
         report: Global___LoadReport | None = ...,
+        blocks: Global___BlockEvents | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "registration", b"registration", "report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "message", b"message", "registration", b"registration", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "registration", b"registration", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "message", b"message", "registration", b"registration", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["registration", "report"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["registration", "report", "blocks"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -62,6 +66,7 @@ class Registration(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
+    REPORTS_BLOCKS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """stable name, e.g. worker-0"""
     incarnation: _builtins.int
@@ -77,6 +82,8 @@ class Registration(_message.Message):
     """tokens per KV block"""
     engine: _builtins.str
     """vllm or sim"""
+    reports_blocks: _builtins.bool
+    """BlockEvents will follow"""
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """served names; the first is the base model, others are LoRA adapters"""
@@ -104,10 +111,11 @@ class Registration(_message.Message):
         report: Global___LoadReport | None = ...,
         engine: _builtins.str = ...,
         leases: _abc.Iterable[_builtins.int] | None = ...,
+        reports_blocks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "card_hash", b"card_hash", "context_length", b"context_length", "engine", b"engine", "incarnation", b"incarnation", "kv_block_size", b"kv_block_size", "kv_blocks", b"kv_blocks", "leases", b"leases", "max_sequences", b"max_sequences", "models", b"models", "report", b"report", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "card_hash", b"card_hash", "context_length", b"context_length", "engine", b"engine", "incarnation", b"incarnation", "kv_block_size", b"kv_block_size", "kv_blocks", b"kv_blocks", "leases", b"leases", "max_sequences", b"max_sequences", "models", b"models", "report", b"report", "reports_blocks", b"reports_blocks", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -203,18 +211,22 @@ class RegistryMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REGISTERED_FIELD_NUMBER: _builtins.int
+    RESEND_BLOCKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def registered(self) -> Global___Registered: ...
+    @_builtins.property
+    def resend_blocks(self) -> Global___ResendBlocks: ...
     def __init__(
         self,
         *,
         registered: Global___Registered | None = ...,
+        resend_blocks: Global___ResendBlocks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "registered", b"registered"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "registered", b"registered", "resend_blocks", b"resend_blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "registered", b"registered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "registered", b"registered", "resend_blocks", b"resend_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["registered"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["registered", "resend_blocks"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -242,3 +254,57 @@ class Registered(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Registered: _TypeAlias = Registered  # noqa: Y015
+
+@_typing.final
+class BlockEvents(_message.Message):
+    """What a worker's prefix cache gained and lost, as hashes of 16-token blocks (services/common/blocks.py), 16 bytes each.
+    A snapshot follows every registration that said `reports_blocks`, in as many messages as it takes.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_BEGIN_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_END_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """from 1 per stream; after a gap the router forgets and asks to resend"""
+    snapshot_begin: _builtins.bool
+    """forget all of this worker's blocks first"""
+    snapshot_end: _builtins.bool
+    """what the worker has is now known"""
+    stored: _builtins.bytes
+    removed: _builtins.bytes
+    """after `stored`"""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        snapshot_begin: _builtins.bool = ...,
+        snapshot_end: _builtins.bool = ...,
+        stored: _builtins.bytes = ...,
+        removed: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["removed", b"removed", "sequence", b"sequence", "snapshot_begin", b"snapshot_begin", "snapshot_end", b"snapshot_end", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockEvents: _TypeAlias = BlockEvents  # noqa: Y015
+
+@_typing.final
+class ResendBlocks(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResendBlocks: _TypeAlias = ResendBlocks  # noqa: Y015
