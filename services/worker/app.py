@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+STOP_S = 0.5
+"""Seconds that ended streams get to send their status."""
 ENGINE_DEAD_STATUS = 70
 """Exit status of a worker whose engine died (EX_SOFTWARE)."""
 
@@ -80,7 +82,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self._settings, self._engine, self._info, self.card = settings, engine, info, card
         self.incarnation = new_incarnation()
-        self._registrar = Registrar(settings.routers, time.monotonic)
+        self.registrar = Registrar(settings.routers, time.monotonic)
         limits = Limits(
             vocab_size=card.meta.vocab_size,
             context_length=info.context_length,
@@ -88,8 +90,8 @@ class Worker:
             capabilities=info.capabilities,
             loras=info.loras,
         )
-        self.hub = Hub(engine, limits, self.incarnation, settings.max_sequences, loop.call_later, self._registrar)
-        self._registrar.bind(engine.load, self._registration, lambda: self.hub.draining)
+        self.hub = Hub(engine, limits, self.incarnation, settings.max_sequences, loop.call_later, self.registrar)
+        self.registrar.bind(engine.load, self._registration, lambda: self.hub.draining)
         self.attach = AttachServicer(self.hub, self.incarnation, settings.gateway_lag_bytes, settings.gateway_lag_s)
         self._server = rpc.Server()
         self._address = ""
@@ -102,7 +104,7 @@ class Worker:
         listening = await self._server.start(settings.host, settings.port, [ATTACH_SERVICE])
         self._address = _advertised(settings.advertise, listening)
         tasks.create_task(self._run_engine(), name="engine steps")
-        self._registrar.run(tasks)
+        self.registrar.run(tasks)
         await self._server.ready(True)
         log.info("worker up", extra={"incarnation": self.incarnation, "card": self.card.hash})
         return {"grpc": self._address}
@@ -112,11 +114,12 @@ class Worker:
         self.hub.drain()
         await self._server.ready(False)
         await self.hub.idle()
+        await self.attach.close()
 
     async def stop(self) -> int:
         """See `lifecycle.Service`."""
         cut = len(self.hub)
-        await self._server.stop()
+        await self._server.stop(STOP_S)
         await self._engine.stop()
         return cut
 

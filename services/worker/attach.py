@@ -7,6 +7,7 @@ doesn't read is disconnected and its sequences end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from typing import TYPE_CHECKING
@@ -51,7 +52,7 @@ class FrameOutbox:
         self._bytes_max, self._age_s_max = bytes_max, age_s_max
         self._frames: deque[tuple[float, bytes]] = deque()
         self._bytes = 0
-        self._over = False
+        self._over = self._closed = False
         self._wake = asyncio.Event()
         self._writing: asyncio.Timeout | None = None
         self._loop = asyncio.get_running_loop()
@@ -71,7 +72,7 @@ class FrameOutbox:
         self._wake.set()
 
     async def pump(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Write frames in order, for ever.
+        """Write frames in order, until the last one after `close`.
 
         Raises:
             BehindError: the gateway left too many bytes unread, or a frame for too long.
@@ -79,7 +80,9 @@ class FrameOutbox:
         while True:
             while not self._frames:
                 if self._over:
-                    raise BehindError(f"the gateway left over {self._bytes_max} bytes unread")
+                    raise self._behind()
+                if self._closed:
+                    return
                 self._wake.clear()
                 await self._wake.wait()
             due, frame = self._frames[0]
@@ -87,11 +90,20 @@ class FrameOutbox:
                 async with asyncio.timeout_at(due) as self._writing:
                     await write(frame)
             except TimeoutError as error:
-                raise BehindError(f"the gateway left a frame unread, {self._bytes} bytes in all") from error
+                raise self._behind() from error
             self._writing = None
             if self._frames:
                 self._frames.popleft()
                 self._bytes -= len(frame)
+
+    def close(self) -> None:
+        """End `pump` after what is queued."""
+        self._closed = True
+        self._wake.set()
+
+    def _behind(self) -> BehindError:
+        limit = f"over {self._bytes_max} bytes" if self._over else f"a frame for over {self._age_s_max} s"
+        return BehindError(f"the gateway left {limit} unread")
 
 
 AttachContext = grpc.aio.ServicerContext[engine_pb2.AttachBatch, bytes]
@@ -104,10 +116,22 @@ class AttachServicer:
         self._hub = hub
         self._incarnation = incarnation
         self._lag_bytes_max, self._lag_s_max = lag_bytes_max, lag_s_max
-        self.gateways = 0
-        """Streams that are open."""
+        self._open: set[FrameOutbox] = set()
         self.left = asyncio.Event()
         """Set when a stream ends."""
+
+    @property
+    def gateways(self) -> int:
+        """Streams that are open."""
+        return len(self._open)
+
+    async def close(self) -> None:
+        """End every stream after the frames that wait; bounded by the age that they may reach."""
+        for outbox in self._open:
+            outbox.close()
+        while self._open:
+            self.left.clear()
+            await self.left.wait()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The method, registered by hand because its answers are FlatBuffers."""
@@ -122,7 +146,7 @@ class AttachServicer:
         """One gateway, until it leaves, breaks the contract or falls behind."""
         outbox = FrameOutbox(self._lag_bytes_max, self._lag_s_max)
         gateway = Gateway(outbox)
-        self.gateways += 1
+        self._open.add(outbox)
         try:
             await self._exchange(gateway, outbox, batches, context)
             return
@@ -131,12 +155,13 @@ class AttachServicer:
         except BehindError as error:
             code, detail = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
         finally:
-            self.gateways -= 1
+            self._open.discard(outbox)
             self._hub.close(gateway)
             self.left.set()
         log.warning("gateway disconnected", extra={"reason": detail})
         # Waits until the gateway takes it or its connection is closed (keepalive); all that it held is free already.
-        await context.abort(code, detail)
+        with contextlib.suppress(grpc.aio.InternalError):  # the connection is gone: nobody to tell
+            await context.abort(code, detail)
 
     async def _exchange(
         self,
@@ -149,15 +174,25 @@ class AttachServicer:
         log.info("gateway attached", extra={"gateway": batch.hello.gateway_id[:64]})
         try:
             async with asyncio.TaskGroup() as tasks:
-                pump = tasks.create_task(outbox.pump(context.write))
-                self._hub.receive(gateway, batch.submits, batch.aborts)
-                async for batch in batches:
-                    if batch.HasField("hello"):
-                        raise StreamRefusedError(grpc.StatusCode.FAILED_PRECONDITION, "hello: only in the first batch")
-                    self._hub.receive(gateway, batch.submits, batch.aborts)
-                pump.cancel()
+                reader = tasks.create_task(self._read(gateway, outbox, batch, batches))
+                await outbox.pump(context.write)
+                reader.cancel()
         except* (StreamRefusedError, BehindError) as group:
             raise group.exceptions[0] from None
+
+    async def _read(
+        self,
+        gateway: Gateway,
+        outbox: FrameOutbox,
+        batch: engine_pb2.AttachBatch,
+        batches: AsyncIterator[engine_pb2.AttachBatch],
+    ) -> None:
+        self._hub.receive(gateway, batch.submits, batch.aborts)
+        async for later in batches:
+            if later.HasField("hello"):
+                raise StreamRefusedError(grpc.StatusCode.FAILED_PRECONDITION, "hello: only in the first batch")
+            self._hub.receive(gateway, later.submits, later.aborts)
+        outbox.close()  # the gateway has nothing more to say: it gets what is queued, and the rest is aborted
 
     async def _hello(self, batches: AsyncIterator[engine_pb2.AttachBatch]) -> engine_pb2.AttachBatch:
         try:

@@ -120,6 +120,11 @@ class Registrar:
         """Where the figures come from; before `run`."""
         self._load, self._registration, self._draining = load, registration, draining
 
+    @property
+    def links(self) -> int:
+        """Streams to routers, those included that wait for their answer."""
+        return len(self._links)
+
     def lease_started(self, lease: int) -> None:
         """See `hub.Listener`."""
         for link in self._links:

@@ -19,6 +19,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from services.common.frames import FinishReason
@@ -194,6 +195,8 @@ class VllmEngine:
                 lora_request=self._loras.get(request.lora),
                 priority=request.priority,
             )
+        except VllmDeadError as error:
+            raise EngineDeadError(str(error)) from error
         except (VLLMClientError, GracefulHTTPError, ValueError, TypeError, NotImplementedError) as error:
             if self._live.pop(request.id, None) is not None:
                 self._silent.discard(request.id)

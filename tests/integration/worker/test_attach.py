@@ -119,6 +119,18 @@ async def test_a_half_closed_stream_ends_cleanly() -> None:
         assert await gateway.call.code() is grpc.StatusCode.OK
 
 
+async def test_a_half_closed_stream_still_gets_what_was_queued() -> None:
+    async with (
+        running(sim_settings(sim_step_ms=60_000)) as (worker, address),
+        attached(address, worker.incarnation) as gateway,
+    ):
+        await gateway.send(submit(1), submit(2, sampling={"max_tokens": 0}))
+        await gateway.call.done_writing()
+        await gateway.until_ended(2)
+        assert await gateway.call.read() is grpc.aio.EOF
+        assert len(worker.hub) == 0
+
+
 async def test_a_deadline_ends_the_sequence() -> None:
     async with running(sim_settings()) as (worker, address), attached(address, worker.incarnation) as gateway:
         _, ended = await gateway.run(submit(1, deadline_ms=30, sampling={"max_tokens": 100_000}))
@@ -198,7 +210,7 @@ async def test_a_second_hello_breaks_the_stream() -> None:
 async def test_a_slow_reader_is_disconnected_and_nobody_waits_for_it() -> None:
     """It reads nothing; another gateway's stream goes on and its memory and sequences are given back."""
     small = (("grpc.http2.lookahead_bytes", 16_384), ("grpc.http2.bdp_probe", 0))
-    settings = sim_settings(gateway_lag_bytes=100_000)
+    settings = sim_settings(gateway_lag_bytes=100_000, gateway_lag_s=1_000)
     async with (
         running(settings) as (worker, address),
         attached(address, worker.incarnation) as reader,
@@ -248,6 +260,8 @@ async def test_a_draining_worker_ends_what_it_has_and_refuses_more() -> None:
             assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
             await gateway.send(submit(2))
             await gateway.until_ended(1, 2)
+            assert await gateway.call.read() is grpc.aio.EOF  # drained: the worker says goodbye
+            assert await gateway.call.code() is grpc.StatusCode.OK
             await drain
         assert gateway.ended[2].reason is FinishReason.REFUSED
         assert (gateway.ended[1].reason, gateway.ended[1].completion) == (FinishReason.LENGTH, 200)

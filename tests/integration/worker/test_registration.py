@@ -69,6 +69,7 @@ async def test_a_new_stream_starts_with_the_leases_that_run() -> None:
         assert list(again.leases) == [5]
         assert (again.report.sequence, again.incarnation) == (1, worker.incarnation)
         assert not again.report.leases_started
+        assert worker.registrar.links == 1
         await gateway.send(aborts=[1])
         report = await router.report()
         while not report.leases_ended:
@@ -79,10 +80,11 @@ async def test_a_new_stream_starts_with_the_leases_that_run() -> None:
 async def test_a_router_that_comes_later_or_comes_back_is_found() -> None:
     async with fake_router() as (_, taken):
         port = int(taken.rpartition(":")[2])
-    async with running(sim_settings(routers=(taken,))):
+    async with running(sim_settings(routers=(taken,))) as (worker, _):
         for _ in range(2):
             async with fake_router(port) as (router, _):
                 await router.registration()
+                assert worker.registrar.links == 1  # none is left of the attempts that failed
 
 
 async def test_a_router_without_registry_is_no_reason_to_fail() -> None:

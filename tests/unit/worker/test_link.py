@@ -34,9 +34,12 @@ def test_steps_are_reported_but_not_more_often_than_the_period() -> None:
 
 
 def test_a_turn_is_reported_at_once() -> None:
-    link = Link(Clock())
+    registrar = Registrar((), Clock())
+    link = registrar.open_link()
     link.report(LOAD, False)
-    link.urge()
+    registrar.stepped(None)
+    assert not link.is_due
+    registrar.turned()
     assert link.is_due
 
 
