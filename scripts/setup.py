@@ -206,7 +206,11 @@ def install_torch() -> None:
         say("  torch: from the package indexes that pip is configured with")
     except SetupError:
         say(f"  torch: no CPU build in the configured package indexes, trying with {TORCH_INDEX} as well")
-        pip("--extra-index-url", TORCH_INDEX, TORCH, label="pip install torch")
+        try:
+            pip("--extra-index-url", TORCH_INDEX, TORCH, label="pip install torch")
+        except SetupError as error:
+            hint = f"{TORCH_INDEX} can't be reached, or has none for this Python. Without torch: make up ENGINE=sim"
+            raise SetupError(f"{error}\n  {hint}") from error
         say(f"  torch: from {TORCH_INDEX}")
 
 
