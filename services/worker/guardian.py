@@ -31,8 +31,11 @@ from typing import NoReturn
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _WATCHED = {*_FORWARDED, signal.SIGCHLD}
 _PR_SET_CHILD_SUBREAPER = 36
-_SHM = re.compile(r"/dev/shm/(?:psm_|sem\.mp-|vllm_dist_|torch_|nccl-)[^/\s]+$", re.MULTILINE)
-"""What multiprocessing, vLLM, torch and NCCL name theirs."""
+_SHM = Path("/dev/shm")
+_MAPPED = re.compile(r" (\d+) +/dev/shm/")
+"""Inode of a mapped file there, in a line of /proc/PID/maps."""
+_OURS = ("psm_", "sem.mp-", "vllm_dist_", "torch_", "nccl-")
+"""How multiprocessing, vLLM, torch and NCCL name theirs."""
 REAP_S = 10.0
 """Seconds that killed processes get to vanish before the guardian ends without them."""
 
@@ -140,14 +143,20 @@ class Group:
 def shared_memory(group: int) -> set[Path]:
     """Shared memory that the group's processes have mapped and made themselves, as /proc shows it (Linux).
 
-    By its name: a model that somebody keeps in /dev/shm is mapped too, and is not ours to remove.
+    Told by its name, because a model that somebody keeps in /dev/shm is mapped too and not ours to remove; and by its
+    inode, because a semaphore is mapped under another name than it has.
     """
-    found: set[Path] = set()
+    mapped: set[int] = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             if os.getpgid(int(process.name)) == group:
-                found.update(Path(name) for name in _SHM.findall((process / "maps").read_text()))
-    return {path for path in found if path.is_file()}
+                mapped.update(int(inode) for inode in _MAPPED.findall((process / "maps").read_text()))
+    found = set()
+    for path in _SHM.glob("*"):
+        with contextlib.suppress(OSError):
+            if path.name.startswith(_OURS) and path.stat().st_ino in mapped:
+                found.add(path)
+    return found
 
 
 def _ended() -> list[tuple[int, int]]:

@@ -100,12 +100,14 @@ from services.worker import guardian
 scratch = guardian.guard()
 deaf = '''
 import mmap, signal, sys
+from multiprocessing import get_context
 from multiprocessing.shared_memory import SharedMemory
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 memory = SharedMemory(create=True, size=4096)
+lock = get_context("spawn").Lock()
 weights = open(sys.argv[1], "r+b")
 kept = mmap.mmap(weights.fileno(), 0)
-print(memory.name, flush=True)
+print(memory.name, "sem." + lock._semlock.name[1:], flush=True)
 signal.pause()
 '''
 child = subprocess.Popen([sys.executable, "-c", deaf, sys.argv[1]], stdout=subprocess.PIPE)
@@ -125,17 +127,19 @@ def test_children_memory_and_scratch_go_too(victim: str) -> None:
     )
     try:
         assert guardian.stdout is not None
-        worker, child, scratch, memory = guardian.stdout.readline().decode().split()
+        worker, child, scratch, memory, lock = guardian.stdout.readline().decode().split()
         members = group_members(int(worker))
         assert {int(worker), int(child)} <= set(members)
         assert Path(scratch).is_dir()
         assert Path("/dev/shm", memory).exists()
+        assert Path("/dev/shm", lock).exists()
         os.kill(int(worker) if victim == "worker" else guardian.pid, signal.SIGKILL)
         guardian.wait(WAIT_S)
         for pid in members:
             wait_for_end(pid)
         assert not Path(scratch).exists()
         assert not Path("/dev/shm", memory).exists()
+        assert not Path("/dev/shm", lock).exists()
         assert weights.read_bytes() == b"weights"
     finally:
         guardian.kill()
