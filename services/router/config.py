@@ -25,5 +25,9 @@ class SchedulerConfig:
     """How often positions are compared with what was last said of them."""
     stall_s: float = 0.5
     """A timer that fires so late means that this process stood still, and the workers are given time to be heard."""
+    prefix_blocks_max: int = 4_000_000
+    """16-token blocks of all workers that the prefix index remembers, at most 200 bytes each."""
+    prefix_precision_min: float = 0.5
+    """Of the tokens predicted to be cached on a worker, so much must be, or load alone places requests there."""
     lost_lease_s: float = 30.0
     """How long a lease outlives its worker, for its gateway to release or bounce it."""

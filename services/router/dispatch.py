@@ -11,7 +11,7 @@ from penstock.v1 import dispatch_pb2, dispatch_pb2_grpc
 from services.common.errors import InvalidRequestError, PenstockError
 from services.router.ledger import DuplicateRequestError
 from services.router.streams import refuse, until_ended
-from services.router.wire import request_of
+from services.router.wire import request_of, usage_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -101,7 +101,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServicer):
             case "acquire":
                 return scheduler.acquire(now, request_of(gateway, message.acquire, now))
             case "release":
-                return scheduler.release(now, gateway, message.release.lease)
+                return scheduler.release(now, gateway, message.release.lease, usage_of(message.release))
             case "withdraw":
                 return scheduler.withdraw(now, gateway, message.withdraw.request)
             case "bounced":

@@ -74,4 +74,21 @@ class WorkerDropped:
     detail: str
 
 
-Event = Queued | Granted | Rejected | Preempt | ModelChanged | WorkerDropped
+@dataclass(slots=True)
+class ResendBlocks:
+    """Ask this worker for a snapshot of its blocks: updates were missing."""
+
+    incarnation: int
+
+
+@dataclass(slots=True)
+class TrustChanged:
+    """Predicted prefix hits on this worker are used (again), or not: then load alone places requests there."""
+
+    incarnation: int
+    trusted: bool
+    precision: float
+    recall: float
+
+
+Event = Queued | Granted | Rejected | Preempt | ModelChanged | WorkerDropped | ResendBlocks | TrustChanged

@@ -11,6 +11,9 @@ from services.router.workers import Registration, Report, Worker
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from services.router.prefix.tracker import PrefixTracker
+    from services.router.sessions import Sessions
+
 
 class Fleet:
     """Workers by incarnation and the pools they form.
@@ -19,7 +22,9 @@ class Fleet:
     the pools whose eligible workers changed, and whether their card did.
     """
 
-    def __init__(self, declared: Iterable[str]) -> None:
+    def __init__(self, declared: Iterable[str], prefixes: PrefixTracker, sessions: Sessions) -> None:
+        self._prefixes = prefixes
+        self._sessions = sessions
         self.workers: dict[int, Worker] = {}
         self.pools = {name: Pool(name, known=True) for name in declared}
         self.changed: dict[Pool, bool] = {}
@@ -38,6 +43,7 @@ class Fleet:
         worker = Worker(info, self._registrations, now)
         self.workers[info.incarnation] = worker
         self._by_id[info.worker_id] = worker
+        self._prefixes.add(worker)
         for name in dict.fromkeys(info.models):
             pool = self.pools.setdefault(name, Pool(name, known=True))
             pool.known = True
@@ -49,6 +55,7 @@ class Fleet:
     def remove(self, worker: Worker) -> list[Lease]:
         """Forget a worker; its leases, now LOST or ENDED."""
         del self.workers[worker.incarnation]
+        self._prefixes.remove(worker)
         if self._by_id.get(worker.info.worker_id) is worker:
             del self._by_id[worker.info.worker_id]
         for pool in worker.pools:
@@ -68,9 +75,12 @@ class Fleet:
     def grant(self, lease: Lease) -> None:
         """Raise the load of the lease's worker."""
         self._grants += 1
-        had_room = lease.worker.has_room
-        lease.worker.grant(lease, self._grants)
-        self._sync(lease.worker, had_room)
+        worker = lease.worker
+        had_room = worker.has_room
+        worker.grant(lease, self._grants)
+        self._prefixes.granted(lease, worker.base_ms / 1000)
+        self._sessions.granted(lease)
+        self._sync(worker, had_room)
 
     def release(self, lease: Lease, now: float, *, refused: bool = False) -> None:
         """Lower it again. `refused`: the worker bounced the lease, so its report is out of date."""

@@ -13,7 +13,7 @@ from penstock.v1 import dispatch_pb2
 
 from services.common.errors import UnavailableError
 from services.common.rpc import Outbox
-from services.router.events import Event, ModelChanged, WorkerDropped
+from services.router.events import Event, ModelChanged, ResendBlocks, TrustChanged, WorkerDropped
 from services.router.wire import message_of, update_of
 
 if TYPE_CHECKING:
@@ -130,6 +130,10 @@ class Hub:
                 ended = self._workers.pop(event.incarnation, None)
                 if ended is not None:
                     ended.end(event.detail)
+            elif isinstance(event, TrustChanged):
+                self._trust_changed(event)
+            elif isinstance(event, ResendBlocks):
+                log.info("block events were missing, asked for a snapshot", extra={"incarnation": event.incarnation})
             else:
                 connection = self._connections.get(event.gateway)
                 if connection is not None:
@@ -185,6 +189,13 @@ class Hub:
         else:
             self._changed_models[event.model] = None
             self._models_wake.set()
+
+    def _trust_changed(self, event: TrustChanged) -> None:
+        extra = {"incarnation": event.incarnation, "precision": event.precision, "recall": event.recall}
+        if event.trusted:
+            log.info("predicted prefix hits come true again: used for placement", extra=extra)
+        else:
+            log.warning("predicted prefix hits don't come true: this worker is placed by load alone", extra=extra)
 
     def _send_model(self, model: str) -> None:
         view = self.scheduler.model(model)

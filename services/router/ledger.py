@@ -62,13 +62,17 @@ class Ledger:
     def grant(self, request: Request, worker: Worker) -> Lease:
         """A new lease of `request` on `worker`. The worker doesn't count it yet."""
         self._lease_count = self._lease_count % 0xFFFF_FFFF + 1
+        hits = request.match.hits() if request.match is not None else {}
+        matched = hits.get(worker, 0)
         lease = Lease(
             id=self._lease_base | self._lease_count,
             request=request,
             worker=worker,
             sequences=request.choices,
             blocks=request.blocks(worker.block_size),
-            prefill_tokens=request.prompt_tokens,
+            prefill_tokens=request.prompt_tokens - matched,
+            matched_tokens=matched,
+            likely_blocks=request.likely_blocks(worker.block_size),
         )
         request.lease = self.leases[lease.id] = lease
         return lease

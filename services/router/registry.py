@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
 from penstock.v1 import registry_pb2, registry_pb2_grpc
 
 from services.common.errors import InvalidRequestError, PenstockError
+from services.router.events import ResendBlocks
 from services.router.hub import Ended
+from services.router.prefix.feed import BlockStreamError
 from services.router.streams import refuse, until_ended
-from services.router.wire import registration_of, report_of
+from services.router.wire import blocks_of, registration_of, report_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,8 +22,13 @@ if TYPE_CHECKING:
     import grpc.aio
 
     from services.router.hub import Hub
+    from services.router.prefix.feed import BlockUpdate
 
 log = logging.getLogger(__name__)
+
+_WRITE_S = 10.0
+"""A worker that takes nothing for so long while its own messages are read is broken."""
+_RESEND = registry_pb2.RegistryMessage(resend_blocks=registry_pb2.ResendBlocks())
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServicer):
@@ -58,14 +66,36 @@ class RegistryServicer(registry_pb2_grpc.RegistryServicer):
         log.info("worker registered", extra={**identity, "models": list(info.models)})
         try:
             await context.write(registry_pb2.RegistryMessage(registered=self._registered))
-            await until_ended(ended, self._read(info.incarnation, messages))
+            await until_ended(ended, self._read(info.incarnation, messages, context))
         finally:
             hub.worker_stream_over(info.incarnation, ended)
             log.info("worker stream over", extra=identity)
 
-    async def _read(self, incarnation: int, messages: AsyncIterator[registry_pb2.WorkerMessage]) -> None:
+    async def _read(
+        self,
+        incarnation: int,
+        messages: AsyncIterator[registry_pb2.WorkerMessage],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
         hub = self._hub
         async for message in messages:
-            if message.WhichOneof("message") != "report":
-                raise InvalidRequestError("after the registration only reports follow", param="message")
-            hub.tell(hub.scheduler.worker_reported(hub.clock(), incarnation, report_of(message.report)))
+            match message.WhichOneof("message"):
+                case "report":
+                    hub.tell(hub.scheduler.worker_reported(hub.clock(), incarnation, report_of(message.report)))
+                case "blocks":
+                    if self._take_blocks(incarnation, blocks_of(message.blocks)):
+                        async with asyncio.timeout(_WRITE_S):
+                            await context.write(_RESEND)
+                case _:
+                    detail = "after the registration only reports and block events follow"
+                    raise InvalidRequestError(detail, param="message")
+
+    def _take_blocks(self, incarnation: int, update: BlockUpdate) -> bool:
+        """Whether the worker must send a snapshot."""
+        hub = self._hub
+        try:
+            events = hub.scheduler.worker_blocks(hub.clock(), incarnation, update)
+        except BlockStreamError as error:
+            raise InvalidRequestError(str(error), param="blocks") from error
+        hub.tell(events)
+        return any(isinstance(event, ResendBlocks) for event in events)

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from services.router.prefix.match import Match
     from services.router.timers import Timer
     from services.router.workers import Worker
 
@@ -36,6 +37,9 @@ class Request:
     priority_class: int = 1
     response_id: str = ""
     attempt: int = 0
+    block_hashes: bytes = b""
+    """Of the prompt's 16-token blocks, 16 bytes each, in chain order."""
+    session: str = ""
 
     order: int = field(default=0, init=False)
     """Of arrival at this router; breaks ties between equal `arrived`."""
@@ -45,6 +49,12 @@ class Request:
     position_sent: int = field(default=0, init=False)
     waiting: bool = field(default=False, init=False)
     lease: Lease | None = field(default=None, init=False)
+    match: Match | None = field(default=None, init=False)
+    """Who holds how much of its prompt; None = nobody knows."""
+    affine: Worker | None = field(default=None, init=False)
+    """Of its session's last grant."""
+    likely_tokens: int = field(default=0, init=False)
+    """What one choice will probably generate; 0 = not known, count on `max_tokens`."""
     deadline_timer: Timer | None = field(default=None, init=False)
     orphan_timer: Timer | None = field(default=None, init=False)
 
@@ -57,6 +67,19 @@ class Request:
         """KV blocks at its longest. Choices share the full blocks of the prompt and own the rest."""
         shared, rest = divmod(self.prompt_tokens, block_size)
         return shared + self.choices * -(-(rest + self.max_tokens) // block_size)
+
+    def likely_blocks(self, block_size: int) -> int:
+        """KV blocks at its likely end."""
+        shared, rest = divmod(self.prompt_tokens, block_size)
+        return shared + self.choices * -(-(rest + (self.likely_tokens or self.max_tokens)) // block_size)
+
+
+@dataclass(slots=True, frozen=True)
+class Usage:
+    """What a finished request came to, all choices together. `cached_tokens`: of its prompt, as the engine says."""
+
+    completion_tokens: int
+    cached_tokens: int
 
 
 class LeaseState(Enum):
@@ -78,4 +101,9 @@ class Lease:
     sequences: int
     blocks: int
     prefill_tokens: int
+    """That it is expected to compute."""
+    matched_tokens: int = 0
+    """That were predicted to be cached, used for placement or not."""
+    likely_blocks: int = 0
+    """KV blocks that it will probably come to; `blocks` is the most."""
     state: LeaseState = LeaseState.PENDING

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 from services.router.events import Event, ModelChanged, RejectReason, WorkerDropped
 from services.router.fleet import Fleet
 from services.router.ledger import Ledger
+from services.router.outputs import OutputLengths
 from services.router.pools import ModelView, Pool
-from services.router.requests import Lease, LeaseState, Request
+from services.router.prefix.tracker import PrefixTracker
+from services.router.requests import Lease, LeaseState, Request, Usage
+from services.router.sessions import Sessions
 from services.router.timers import Timers
 from services.router.waiting import WaitingRoom
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from services.router.config import SchedulerConfig
+    from services.router.prefix.feed import BlockUpdate
     from services.router.workers import Registration, Report, Worker
 
 PROVISIONAL_MODELS_MAX = 1024
@@ -40,7 +44,10 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, *, incarnation: int, now: float) -> None:
         self._config = config
-        self._fleet = Fleet(config.models)
+        self._prefixes = PrefixTracker(config.prefix_blocks_max, config.prefix_precision_min, now)
+        self._outputs = OutputLengths()
+        self._sessions = Sessions()
+        self._fleet = Fleet(config.models, self._prefixes, self._sessions)
         self._timers = Timers()
         self._ledger = Ledger(incarnation)
         self._room = WaitingRoom(config, self._fleet, self._ledger, self._timers)
@@ -66,6 +73,10 @@ class Scheduler:
             detail = f"no worker serves a model named {request.model[:MODEL_NAME_MAX]!r}"
             self._room.reject(request, RejectReason.UNKNOWN_MODEL, detail)
         else:
+            self._prefixes.advance(now)
+            self._prefixes.prepare(request)
+            request.affine = self._sessions.worker_of(request)
+            request.likely_tokens = self._outputs.likely(request.model, request.tenant, request.max_tokens)
             self._room.admit(now, pool, request)
         return self._flush(now)
 
@@ -80,11 +91,17 @@ class Scheduler:
         self._ledger.close(request)
         return self._flush(now)
 
-    def release(self, now: float, gateway: int, lease_id: int) -> list[Event]:
-        """The lease is over. One that isn't known (released before, or lost long ago) is fine."""
+    def release(self, now: float, gateway: int, lease_id: int, usage: Usage | None = None) -> list[Event]:
+        """The lease is over. One that isn't known (released before, or lost long ago) is fine.
+
+        Args:
+            usage: of a request that finished; None when it was cut short, which says nothing about the next.
+        """
         lease = self._ledger.take(gateway, lease_id)
         if lease is None:
             return []
+        if usage is not None:
+            self._learn(lease, usage)
         self._fleet.release(lease, now)
         self._ledger.close(lease.request)
         return self._flush(now, lease.worker.pools)
@@ -151,6 +168,18 @@ class Scheduler:
             self._remove(now, worker)
         return self._flush(now)
 
+    def worker_blocks(self, now: float, incarnation: int, update: BlockUpdate) -> list[Event]:
+        """What its prefix cache gained and lost. Of a worker that is out already, nothing.
+
+        Raises:
+            BlockStreamError: the worker broke the contract; its stream should end.
+        """
+        worker = self._fleet.workers.get(incarnation)
+        if worker is None:
+            return []
+        self._prefixes.advance(now)
+        return self._prefixes.update(worker, update)
+
     # What the clock and the operator say.
 
     def tick(self, now: float) -> list[Event]:
@@ -198,7 +227,17 @@ class Scheduler:
         """Granted and not released."""
         return len(self._ledger.leases)
 
+    @property
+    def prefixes(self) -> PrefixTracker:
+        """What is known of prefix caches, to read only."""
+        return self._prefixes
+
     # How.
+
+    def _learn(self, lease: Lease, usage: Usage) -> None:
+        request = lease.request
+        self._outputs.learn(request.model, request.tenant, usage.completion_tokens // request.choices)
+        self._room.events += self._prefixes.ended(lease, usage.cached_tokens)
 
     def _pool_of(self, model: str) -> Pool | None:
         pools = self._fleet.pools
@@ -278,6 +317,7 @@ class Scheduler:
 
     def _flush(self, now: float, pools: Iterable[Pool] = ()) -> list[Event]:
         """Say which models changed, grant what fits now, and hand over the events."""
+        self._prefixes.advance(now)
         room = self._room
         room.touch(pools)
         for pool, new_card in self._fleet.take_changed().items():

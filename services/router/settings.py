@@ -32,6 +32,10 @@ class RouterSettings(ServiceSettings):
     """A worker that is silent for so many seconds is out."""
     settle_s: float = Field(default=5.0, gt=0, le=600)
     """Seconds after the start in which an unseen model may still get its first worker, and isn't yet unknown."""
+    prefix_blocks_max: int = Field(default=4_000_000, ge=1_000, le=100_000_000)
+    """Cached 16-token blocks, of all workers, that are remembered; about 120 bytes each."""
+    prefix_precision_min: float = Field(default=0.5, ge=0, le=1)
+    """A worker whose predicted prefix hits come true less often than this is placed by load alone."""
     gateway_unread_max: int = Field(default=65_536, ge=16, le=10_000_000)
     """Messages that a gateway may leave unread before it is cut off."""
     gateway_stall_s: float = Field(default=10.0, gt=0, le=600)
@@ -48,4 +52,6 @@ class RouterSettings(ServiceSettings):
             no_worker_wait_s=self.no_worker_wait_s,
             worker_timeout_s=self.worker_timeout_s,
             settle_s=self.settle_s,
+            prefix_blocks_max=self.prefix_blocks_max,
+            prefix_precision_min=self.prefix_precision_min,
         )

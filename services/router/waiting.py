@@ -149,7 +149,9 @@ class WaitingRoom:
         lease = self._ledger.grant(request, worker)
         self._fleet.grant(lease)
         address = worker.info.address
-        self.events.append(Granted(request.gateway, request.number, lease.id, address, worker.incarnation))
+        self.events.append(
+            Granted(request.gateway, request.number, lease.id, address, worker.incarnation, lease.matched_tokens)
+        )
 
     def _reject_too_large(self, pool: Pool, request: Request) -> None:
         detail = (

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from penstock.v1 import dispatch_pb2, registry_pb2
 
+from services.common.blocks import BLOCK_TOKENS, HASH_BYTES, split
 from services.common.errors import InvalidRequestError
 from services.router.events import Granted, Preempt, Queued, Rejected
-from services.router.requests import MAX_EXCLUDED_WORKERS, Request
+from services.router.prefix.feed import BlockUpdate
+from services.router.requests import MAX_EXCLUDED_WORKERS, Request, Usage
 from services.router.workers import Registration, Report
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 _MODELS_MAX = 1024
 _STEPS_MAX = 16
+_SESSION_MAX = 256
 _RETRY_AFTER_MS_MAX = 0xFFFF_FFFF
 
 
@@ -28,8 +31,12 @@ def request_of(gateway: int, message: dispatch_pb2.Acquire, now: float) -> Reque
     """
     if len(message.excluded_workers) > MAX_EXCLUDED_WORKERS:
         raise InvalidRequestError(f"at most {MAX_EXCLUDED_WORKERS} workers can be excluded", param="excluded_workers")
-    if len(message.block_hashes) % 16:
+    if len(message.block_hashes) % HASH_BYTES:
         raise InvalidRequestError("block hashes are 16 bytes each", param="block_hashes")
+    if len(message.block_hashes) // HASH_BYTES > message.prompt_tokens // BLOCK_TOKENS:
+        raise InvalidRequestError("more block hashes than the prompt has whole blocks", param="block_hashes")
+    if len(message.session) > _SESSION_MAX:
+        raise InvalidRequestError(f"a session has at most {_SESSION_MAX} characters", param="session")
     if not message.response_id:
         raise InvalidRequestError("an acquire needs its response id", param="response_id")
     return Request(
@@ -47,6 +54,8 @@ def request_of(gateway: int, message: dispatch_pb2.Acquire, now: float) -> Reque
         priority_class=message.priority_class or dispatch_pb2.INTERACTIVE,
         response_id=message.response_id,
         attempt=message.attempt,
+        block_hashes=message.block_hashes,
+        session=message.session,
     )
 
 
@@ -77,6 +86,25 @@ def registration_of(message: registry_pb2.Registration) -> Registration:
         report=report_of(message.report) if message.HasField("report") else Report(free_blocks=message.kv_blocks),
         engine=message.engine,
         leases=frozenset(message.leases),
+        reports_blocks=message.reports_blocks,
+    )
+
+
+def blocks_of(message: registry_pb2.BlockEvents) -> BlockUpdate:
+    """What a worker's prefix cache gained and lost.
+
+    Raises:
+        InvalidRequestError: a field is no list of hashes.
+    """
+    for name in ("stored", "removed"):
+        if len(getattr(message, name)) % HASH_BYTES:
+            raise InvalidRequestError("block hashes are 16 bytes each", param=f"blocks.{name}")
+    return BlockUpdate(
+        sequence=message.sequence,
+        snapshot_begin=message.snapshot_begin,
+        snapshot_end=message.snapshot_end,
+        stored=split(message.stored),
+        removed=split(message.removed),
     )
 
 
@@ -92,6 +120,13 @@ def report_of(message: registry_pb2.LoadReport) -> Report:
         steps=tuple((step.step_ms, step.prefill_tokens, step.running) for step in message.steps[:_STEPS_MAX]),
         draining=message.draining,
     )
+
+
+def usage_of(message: dispatch_pb2.Release) -> Usage | None:
+    """Of a request that finished with an answer."""
+    if message.outcome != dispatch_pb2.FINISHED or not message.completion_tokens:
+        return None
+    return Usage(message.completion_tokens, message.cached_tokens)
 
 
 def message_of(event: Queued | Granted | Rejected | Preempt) -> dispatch_pb2.RouterMessage:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 RELEASED_KEPT_S = 1.0
 """How long a released lease waits for the report of its end: two heartbeats. Then the report alone counts."""
 
+_FULL = 0.9
+"""Filled over this by what its leases will likely come to, a worker recomputes what it drops: placement counts that."""
+
 
 @dataclass(slots=True, frozen=True)
 class Report:
@@ -51,6 +54,7 @@ class Registration:
     report: Report
     engine: str = ""
     leases: frozenset[int] = frozenset()
+    reports_blocks: bool = False
 
 
 @dataclass(slots=True)
@@ -65,9 +69,10 @@ class Worker:
     """One live registration. `free_sequences`, `free_blocks`, `base_ms` and `slope_ms` are kept up to date."""
 
     __slots__ = (
-        "_counted_blocks", "_counted_sequences", "_own_blocks", "_own_sequences", "_pending_prefill", "_released",
-        "_report", "base_ms", "block_size", "bounced", "draining", "free_blocks", "free_sequences", "granted_order",
-        "has_room", "info", "last_heard", "leases", "model", "order", "pools", "slope_ms",
+        "_counted_blocks", "_counted_sequences", "_likely_blocks", "_own_blocks", "_own_sequences", "_pending_prefill",
+        "_released", "_report", "base_ms", "block_size", "bounced", "draining", "free_blocks", "free_sequences",
+        "granted_order", "has_room", "info", "last_heard", "leases", "model", "order", "pools", "slope_ms",
+        "spare_blocks",
     )  # fmt: skip
 
     def __init__(self, info: Registration, order: int, now: float) -> None:
@@ -83,7 +88,7 @@ class Worker:
         """It refused a lease that the last report had room for: nothing more until the next report."""
         self.granted_order = 0
         self._released: dict[int, _Released] = {}
-        self._own_sequences = self._own_blocks = self._pending_prefill = 0
+        self._own_sequences = self._own_blocks = self._likely_blocks = self._pending_prefill = 0
         self._counted_sequences = self._counted_blocks = 0
         self.has_room = False
         self.report(info.report, now)
@@ -171,6 +176,7 @@ class Worker:
         self.leases[lease.id] = lease
         self._own_sequences += lease.sequences
         self._own_blocks += lease.blocks
+        self._likely_blocks += lease.likely_blocks
         self._pending_prefill += lease.prefill_tokens
 
     def _started(self, lease: Lease) -> None:
@@ -182,6 +188,7 @@ class Worker:
     def _drop_own(self, lease: Lease) -> None:
         self._own_sequences -= lease.sequences
         self._own_blocks -= lease.blocks
+        self._likely_blocks -= lease.likely_blocks
         if lease.state is LeaseState.PENDING:
             self._pending_prefill -= lease.prefill_tokens
 
@@ -224,7 +231,10 @@ class Worker:
         """
         model, sequences = self.model, self.known_sequences
         self.free_sequences = self.info.max_sequences - sequences
-        self.free_blocks = self.info.kv_blocks - self.known_blocks
+        known_blocks = self.known_blocks
+        self.free_blocks = self.info.kv_blocks - known_blocks
+        foreign = known_blocks - self._own_blocks
+        self.spare_blocks = int(self.info.kv_blocks * _FULL) - self._likely_blocks - foreign
         overhead = model.a + model.c * sequences
         self.slope_ms = model.b + overhead / model.chunk_tokens
         self.base_ms = overhead + self.slope_ms * self.known_prefill_tokens
