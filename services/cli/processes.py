@@ -61,6 +61,28 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
+def how_it_ended(code: int) -> str:
+    """A return code in words. A worker's guardian passes the signal that ended its worker on as 128 + its number."""
+    number = -code if code < 0 else code - 128
+    try:
+        return f"was killed by {signal.Signals(number).name}"
+    except ValueError:
+        return f"ended with status {code}"
+
+
+def working_pid(pid: int | None) -> int | None:
+    """The process that does the work of what the supervisor started as `pid`.
+
+    A worker's engine runs under a tiny guardian, as the leader of a group of its own; signals that are to hit the
+    worker (SIGSTOP, say) must go there. Any other service is its own.
+    """
+    for child in family(pid) if pid is not None else ():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if child.ppid() == pid and os.getpgid(child.pid) == child.pid:
+                return child.pid
+    return pid
+
+
 def kill_group(pid: int, others: Iterable[psutil.Process] = ()) -> None:
     """SIGKILL to the group that `pid` leads (or led), and to `others` that may have left it."""
     with suppress(ProcessLookupError, PermissionError):  # nobody left in it (the latter: macOS, of zombies)

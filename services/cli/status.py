@@ -10,6 +10,7 @@ from rich.table import Table
 
 from services.cli.banner import command_name
 from services.cli.errors import CliError
+from services.cli.processes import working_pid
 from services.cli.state import MeshState, StateDir
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ def status(state_dir: Path, *, as_json: bool) -> int:
         table.add_column(title)
     for process in mesh.processes:
         table.add_row(
-            process.name, process.health, process.address, str(process.pid or "-"), str(process.restarts or "")
-        )
+            process.name, process.health, process.address, str(working_pid(process.pid) or "-"),
+            str(process.restarts or ""),
+        )  # fmt: skip
     console.print(table)
     console.print(f"\n{mesh.model} on {mesh.engine}\nOpenAI API {mesh.base_url}/v1   gRPC {mesh.grpc_target}")
     console.print(f"key in {state.root / 'api_key'}, logs in {state.logs}", markup=False)
@@ -60,6 +62,9 @@ def _json(mesh: MeshState, api_key: str | None) -> dict[str, object]:
         "api_key": api_key,
         "ca_file": mesh.ca_file,
         "processes": [
-            process.model_dump(include={"role", "name", "pid", "address", "health"}) for process in mesh.processes
+            process.model_copy(update={"pid": working_pid(process.pid)}).model_dump(
+                include={"role", "name", "pid", "address", "health"}
+            )
+            for process in mesh.processes
         ],
     }

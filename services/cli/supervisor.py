@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from services.cli.health import HealthProbe
 from services.cli.plan import STOP_ORDER
-from services.cli.processes import created, family, kill_group, spawn
+from services.cli.processes import created, family, how_it_ended, kill_group, spawn
 from services.cli.report import Changed, Failed, Planned, Ready, Stopping
 from services.cli.state import MeshState, ProcessState
 from services.cli.table import GiveUp, Health, ProcessTable
@@ -149,7 +149,7 @@ class Supervisor:
             await probe.close()
 
     async def _after_exit(self, spec: ProcessSpec, code: int) -> None:
-        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        ended = how_it_ended(code)
         decision = self._table.exited(spec.name, time.monotonic())
         if isinstance(decision, GiveUp):
             times = self._table[spec.name].failures

@@ -93,7 +93,7 @@ class Mesh:
         return [process.address for process in self.processes() if process.role == role and process.address]
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """Send a signal (a worker's pid is its guardian's); the pid that got it."""
+        """Send a signal; the pid that got it."""
         pid = self.process(name).pid
         assert pid is not None, f"{name} is down"
         os.kill(pid, number)
