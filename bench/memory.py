@@ -33,7 +33,7 @@ KINDS = ("stream",) * 14 + ("whole",) * 3 + ("hang up",) * 2 + ("refused",)
 ANSWER_S_MAX = 10.0
 TOTAL_S_MAX = 400.0
 SETTLE_S = 1.5
-MB = 1024 * 1024
+MIB = 1024 * 1024
 
 
 def kind_of(number: int) -> str:
@@ -95,7 +95,7 @@ class Clients:
 
 
 async def run(mesh: Mesh, marks: Sequence[int], clients: int) -> dict[str, dict[str, float]]:
-    """RSS in MB of both processes after each of `marks` requests."""
+    """RSS in MiB of both processes after each of `marks` requests."""
     pids = {"gateway": mesh.gateway_pid, "router": mesh.router_pid}
     load, result, sent = Clients(mesh, clients), {}, 0
     async with asyncio.timeout(TOTAL_S_MAX):
@@ -105,8 +105,8 @@ async def run(mesh: Mesh, marks: Sequence[int], clients: int) -> dict[str, dict[
             rate = (mark - sent) / (time.monotonic() - began)
             sent = mark
             await asyncio.sleep(SETTLE_S)  # what hung up is cleaned up
-            result[str(mark)] = sizes = {name: machine.rss_bytes(pid) / MB for name, pid in pids.items()}
-            shown = ", ".join(f"{name} {size:.1f} MB" for name, size in sizes.items())
+            result[str(mark)] = sizes = {name: machine.rss_bytes(pid) / MIB for name, pid in pids.items()}
+            shown = ", ".join(f"{name} {size:.1f} MiB" for name, size in sizes.items())
             say(f"  after {mark} requests ({rate:.0f}/s): {shown}")
     return result
 
@@ -133,9 +133,9 @@ def main() -> None:
         mesh = Mesh(processes, workers=WORKERS, step_ms=STEP_MS)
         mesh.wait_ready()
         result = uvloop.run(run(mesh, marks, args.clients))
-    say("\nResident memory in MB after so many requests")
+    say("\nResident memory in MiB after so many requests")
     machine.table(["", *result, "growth"], rows(result))
-    about: dict[str, Any] = {"step_ms": STEP_MS, "clients": args.clients, "rss_mb": result}
+    about: dict[str, Any] = {"step_ms": STEP_MS, "clients": args.clients, "rss_mib": result}
     machine.write("memory", about, args.json)
 
 
