@@ -1,8 +1,8 @@
 """Names of prefix blocks: a keyed hash chain over 16-token blocks, the same in every process and on every machine.
 
-Block i's hash covers the model version, the adapter, the tenant's salt, and all tokens up to its end, so equal hashes mean
-equal KV content (up to the engine's numerics). Gateways hash prompts, workers hash what their engine reports as cached,
-routers compare; nobody sends tokens for that.
+Block i's hash covers the model version, the adapter, the tenant's salt, and all tokens up to its end, so equal hashes
+mean equal KV content (up to the engine's numerics). Gateways hash prompts, workers hash what their engine reports as
+cached, routers compare; nobody sends tokens for that.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from penstock.v1 import inference_pb2_grpc
 
 from services.common import logs, rpc
 from services.common.errors import CancelledError_, InvalidRequestError, PenstockError
-from services.common.ids import new_request_id
+from services.common.ids import request_id_of, trace_id_of
 from services.gateway.auth import authenticate
 from services.gateway.generation.generator import Run
 from services.gateway.generation.prepare import Wishes
@@ -93,7 +93,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     def _tenant(self, context: Context) -> Tenant:
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        logs.request_id.set(metadata.get("x-request-id") or new_request_id())
+        logs.request_id.set(request_id_of(metadata.get("x-request-id")))
+        logs.trace_id.set(trace_id_of(metadata.get("traceparent")))
         tenant = authenticate(self._tenants, metadata.get("authorization"))
         logs.tenant.set(tenant.id)
         return tenant

@@ -20,7 +20,7 @@ from services.common.errors import (
     PenstockError,
     status_of,
 )
-from services.common.ids import new_request_id
+from services.common.ids import request_id_of, trace_id_of
 from services.gateway.http.routes import OUTCOME, REQUEST_ID, Routes
 from services.gateway.openai.errors import error_body, error_headers
 
@@ -38,17 +38,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_REQUEST_ID_CHARS_MAX = 128
 _LINGER_S = 1.0
 """How long what a client still sends is read and thrown away after an early answer, so that it sees the answer."""
 _CLIENT_GONE = 499
-
-
-def request_id_of(header: str | None) -> str:
-    """The caller's `x-request-id` when it is short printable ASCII, else a new one."""
-    if header and len(header) <= _REQUEST_ID_CHARS_MAX and header.isascii() and header.isprintable():
-        return header
-    return new_request_id()
 
 
 class HttpServer:
@@ -106,6 +98,7 @@ class HttpServer:
         request_id = request_id_of(request.headers.get("x-request-id"))
         request[REQUEST_ID] = request_id
         logs.request_id.set(request_id)
+        logs.trace_id.set(trace_id_of(request.headers.get("traceparent")))
         logs.tenant.set("")
         route = request.match_info.route.resource
         name = route.canonical if route is not None else "unknown"
