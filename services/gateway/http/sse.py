@@ -130,12 +130,24 @@ class SseStream:
         if self._writer is None or self._transport is None:
             return
         while self.blocked:
-            before = self._transport.get_write_buffer_size()
+            # One task for the whole wait: aiohttp keeps a single waiter per connection, and cancelling it at each
+            # time-out would end the handler at the next.
+            drained = asyncio.ensure_future(self._writer.drain())
             try:
-                async with asyncio.timeout(patience_s):
-                    await self._writer.drain()
-                self.blocked = False
-            except TimeoutError:
-                if self._transport.get_write_buffer_size() >= before:
-                    raise CancelledError_(f"the client took nothing for {patience_s:g} s") from None
+                await self._until(drained, patience_s)
+            finally:
+                drained.cancel()
+            self.blocked = False
         self._flush()
+
+    async def _until(self, drained: asyncio.Future[None], patience_s: float) -> None:
+        """Wait for `drained` as long as the client takes something in each `patience_s` seconds."""
+        while not drained.done():
+            before = self._unsent()
+            await asyncio.wait({drained}, timeout=patience_s)
+            if not drained.done() and self._unsent() >= before:
+                raise CancelledError_(f"the client took nothing for {patience_s:g} s")
+        drained.result()
+
+    def _unsent(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0

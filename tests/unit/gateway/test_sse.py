@@ -201,17 +201,40 @@ async def test_a_client_that_takes_nothing_is_given_up() -> None:
 async def test_a_client_that_takes_a_little_is_waited_for() -> None:
     stream, socket = opened()
     fill(stream)
+    looks = 0
+
+    def size() -> int:
+        nonlocal looks
+        looks += 1
+        socket.read(1 if looks < 8 else None)
+        return len(socket.unsent)
+
+    socket.get_write_buffer_size = size  # type: ignore[method-assign]
+    await stream.drain(0.001)
+    assert not stream.blocked
+    assert looks >= 8
+
+
+async def test_waiting_for_a_client_does_not_disturb_the_wait_of_its_connection() -> None:
+    stream, socket = opened()
+    fill(stream)
     waits = 0
 
     async def drain() -> None:
         nonlocal waits
         waits += 1
-        socket.read(1 if waits < 4 else None)  # the patience runs out three times, but each time something was taken
-        await FakeSocket.drain(socket)
+        try:
+            await FakeSocket.drain(socket)
+        except asyncio.CancelledError:
+            waits += 100
+            raise
 
     socket.drain = drain  # type: ignore[method-assign]
-    await stream.drain(0.01)
-    assert waits == 4
+    waiting = asyncio.ensure_future(stream.drain(30.0))
+    await asyncio.sleep(0)
+    socket.read()
+    await waiting
+    assert waits == 1
 
 
 def test_what_is_held_for_a_client_is_bounded() -> None:
