@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Seconds unless the name says otherwise. Bounds are per model."""
+    """Seconds unless the name says otherwise. Bounds of queues are per model and class, lists go by class."""
 
     models: tuple[str, ...] = ()
     queue_requests_max: int = 4096
@@ -31,3 +32,24 @@ class SchedulerConfig:
     """Of the tokens predicted to be cached on a worker, so much must be, or load alone places requests there."""
     lost_lease_s: float = 30.0
     """How long a lease outlives its worker, for its gateway to release or bounce it."""
+    floors: tuple[float, ...] = (0.5, 0.2, 0.05)
+    """Shares of a model's sequences that are kept for interactive, standard and batch while they have demand."""
+    demand_s: float = 10.0
+    """A class or tenant that asked so recently is counted on to ask again."""
+    promote_after_s: tuple[float, ...] = (math.inf, 10.0, 60.0)
+    """A class whose oldest request waited longer also stands, as one tenant, in the class above."""
+    promoted_weight: float = 0.25
+    """Of that tenant there."""
+    output_weight: float = 2.0
+    """Cost of a generated token in uncached prompt tokens (Sheng et al. 2024)."""
+    deadline_horizon_s: float = 30.0
+    """In its tenant's queue a request stands as if its deadline were at most so long after its arrival."""
+    backlog_ms_max: float = 400.0
+    """While classes or tenants compete, workers whose predicted TTFT of an empty prompt is over this get nothing more:
+    what is not started yet waits here, where there is an order, and not in the engine's queue."""
+    preempts_max: int = 4
+    """Leases per model that are asked for at one time."""
+    preempt_age_s: float = 10.0
+    """A lease older than this has sent its first byte, or will soon."""
+    preempt_answer_s: float = 2.0
+    """A gateway that doesn't answer for so long refused."""

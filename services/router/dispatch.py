@@ -107,8 +107,10 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServicer):
             case "bounced":
                 return scheduler.bounced(now, gateway, message.bounced.lease)
             case "yielded":
+                self._hub.metrics.preempt_answered("yielded")
                 return scheduler.yielded(now, gateway, message.yielded.lease)
             case "refused":
+                self._hub.metrics.preempt_answered("refused")
                 return scheduler.refused(now, gateway, message.refused.lease)
             case "hello":
                 raise InvalidRequestError("`hello` is the first message of a stream, and only that", param="hello")

@@ -37,6 +37,11 @@ class Granted:
     address: str
     incarnation: int
     matched_tokens: int = 0
+    priority_class: int = 1
+    waited_s: float = 0.0
+    """Since its arrival at the mesh."""
+    promoted: bool = False
+    """It starved in its class and was served in the one above."""
 
 
 @dataclass(slots=True)
@@ -48,14 +53,16 @@ class Rejected:
     reason: RejectReason
     retry_after_s: float
     detail: str
+    priority_class: int = 1
 
 
 @dataclass(slots=True)
 class Preempt:
-    """Ask the gateway to give a lease back if no byte went out yet. Never decided while there is one class."""
+    """Ask the gateway to give a lease of this class back if no byte went out yet: a higher class waits for its room."""
 
     gateway: int
     lease: int
+    priority_class: int = 1
 
 
 @dataclass(slots=True)

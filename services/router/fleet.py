@@ -11,6 +11,7 @@ from services.router.workers import Registration, Report, Worker
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from services.router.config import SchedulerConfig
     from services.router.prefix.tracker import PrefixTracker
     from services.router.sessions import Sessions
 
@@ -22,11 +23,12 @@ class Fleet:
     the pools whose eligible workers changed, and whether their card did.
     """
 
-    def __init__(self, declared: Iterable[str], prefixes: PrefixTracker, sessions: Sessions) -> None:
+    def __init__(self, config: SchedulerConfig, prefixes: PrefixTracker, sessions: Sessions) -> None:
+        self._config = config
         self._prefixes = prefixes
         self._sessions = sessions
         self.workers: dict[int, Worker] = {}
-        self.pools = {name: Pool(name, known=True) for name in declared}
+        self.pools = {name: Pool(name, config, known=True) for name in config.models}
         self.changed: dict[Pool, bool] = {}
         self._by_id: dict[str, Worker] = {}
         self._registrations = 0
@@ -45,7 +47,7 @@ class Fleet:
         self._by_id[info.worker_id] = worker
         self._prefixes.add(worker)
         for name in dict.fromkeys(info.models):
-            pool = self.pools.setdefault(name, Pool(name, known=True))
+            pool = self.pools.setdefault(name, Pool(name, self._config, known=True))
             pool.known = True
             pool.workers[info.incarnation] = worker
             worker.pools.append(pool)

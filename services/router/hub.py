@@ -68,7 +68,7 @@ class Hub:
     ) -> None:
         self.scheduler = scheduler
         self.clock = clock
-        self._metrics = metrics
+        self.metrics = metrics
         self._unread_max = unread_max
         self._connections: dict[int, Connection] = {}
         self._draining = False
@@ -121,7 +121,7 @@ class Hub:
 
     def tell(self, events: list[Event]) -> None:
         """Carry events out. Never waits."""
-        self._metrics.count(events)
+        self.metrics.count(events)
         for event in events:
             if isinstance(event, ModelChanged):
                 self._model_changed(event)
@@ -214,5 +214,5 @@ class Hub:
         """End the stream of a gateway that does not read."""
         if not connection.ended.is_set():
             log.warning("gateway cut off", extra={"gateway": connection.gateway_id, "detail": detail})
-            self._metrics.gateway_cut()
+            self.metrics.gateway_cut()
             connection.ended.end(detail)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.router.events import Event, Granted, Rejected
+from services.router.events import Event, Granted, Preempt, Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from services.router.scheduler import Scheduler
 
 _READ_TIMEOUT_S = 5.0
+CLASSES = ("interactive", "standard", "batch")
+_WAIT_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 class Metrics:
@@ -24,9 +26,24 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._grants = Counter("penstock_router_grants", "Leases granted.", registry=self.registry)
+        registry = self.registry
+        self._grants = Counter("penstock_router_grants", "Leases granted.", ["class"], registry=registry)
+        self._waits = Histogram(
+            "penstock_router_wait_seconds", "From arrival at the mesh to the lease.", ["class"],
+            buckets=_WAIT_BUCKETS_S, registry=registry,
+        )  # fmt: skip
+        self._promotions = Counter(
+            "penstock_router_promotions", "Leases granted above their class after a long wait.", ["class"],
+            registry=registry,
+        )  # fmt: skip
+        self._preempts = Counter(
+            "penstock_router_preempts", "Leases asked back for a higher class.", ["class"], registry=registry
+        )
+        self._answers = Counter(
+            "penstock_router_preempt_answers", "What gateways said to that.", ["answer"], registry=registry
+        )
         self._rejections = Counter(
-            "penstock_router_rejections", "Requests refused.", ["reason"], registry=self.registry
+            "penstock_router_rejections", "Requests refused.", ["reason", "class"], registry=registry
         )
         self._cut = Counter(
             "penstock_router_gateways_cut", "Gateways cut off because they did not read.", registry=self.registry
@@ -36,9 +53,19 @@ class Metrics:
         """Take note of decisions."""
         for event in events:
             if isinstance(event, Granted):
-                self._grants.inc()
+                name = class_name(event.priority_class)
+                self._grants.labels(name).inc()
+                self._waits.labels(name).observe(max(event.waited_s, 0.0))
+                if event.promoted:
+                    self._promotions.labels(name).inc()
             elif isinstance(event, Rejected):
-                self._rejections.labels(event.reason.name.lower()).inc()
+                self._rejections.labels(event.reason.name.lower(), class_name(event.priority_class)).inc()
+            elif isinstance(event, Preempt):
+                self._preempts.labels(class_name(event.priority_class)).inc()
+
+    def preempt_answered(self, answer: str) -> None:
+        """`yielded` or `refused`."""
+        self._answers.labels(answer).inc()
 
     def gateway_cut(self) -> None:
         """A gateway left its messages unread."""
@@ -64,15 +91,20 @@ class _State(Collector):
         return asyncio.run_coroutine_threadsafe(self._read(), self._loop).result(_READ_TIMEOUT_S)
 
     async def _read(self) -> list[GaugeMetricFamily]:
-        waiting = self._scheduler.waiting()
-        requests = GaugeMetricFamily("penstock_router_queue_requests", "Requests that wait.", labels=["model"])
-        tokens = GaugeMetricFamily("penstock_router_queue_tokens", "Tokens that wait.", labels=["model"])
+        waiting = self._scheduler.waiting_by_class()
+        requests = GaugeMetricFamily("penstock_router_queue_requests", "Requests that wait.", labels=["model", "class"])
+        tokens = GaugeMetricFamily("penstock_router_queue_tokens", "Tokens that wait.", labels=["model", "class"])
         live = GaugeMetricFamily("penstock_router_workers", "Workers that may get work.", labels=["model"])
         for view in self._scheduler.models():
-            count, size = waiting.get(view.model, (0, 0))
-            requests.add_metric([view.model], count)
-            tokens.add_metric([view.model], size)
+            for name, (count, size) in zip(CLASSES, waiting[view.model], strict=True):
+                requests.add_metric([view.model, name], count)
+                tokens.add_metric([view.model, name], size)
             live.add_metric([view.model], len(view.workers))
         leases = GaugeMetricFamily("penstock_router_leases", "Leases held.", value=self._scheduler.live_leases)
         gateways = GaugeMetricFamily("penstock_router_gateways", "Gateways connected.", value=self._gateways())
         return [requests, tokens, live, leases, gateways]
+
+
+def class_name(priority_class: int) -> str:
+    """Of a class on the wire; what isn't one counts as the most urgent, as in the queue."""
+    return CLASSES[min(max(priority_class, 1), len(CLASSES)) - 1]

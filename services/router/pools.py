@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.router.drain_rate import DrainRate, RetryAfter
-from services.router.queue import WaitingQueue
+from services.router.bands import Bands
 
 if TYPE_CHECKING:
+    from services.router.config import SchedulerConfig
     from services.router.requests import Request
     from services.router.workers import Worker
 
@@ -31,7 +31,7 @@ class Pool:
     `open` those of them that have any room now.
     """
 
-    def __init__(self, name: str, *, known: bool) -> None:
+    def __init__(self, name: str, config: SchedulerConfig, *, known: bool) -> None:
         self.name = name
         self.known = known
         """Declared, or served by some worker since the router's start."""
@@ -40,9 +40,7 @@ class Pool:
         self.workers: dict[int, Worker] = {}
         self.eligible: dict[int, Worker] = {}
         self.open: dict[int, Worker] = {}
-        self.queue = WaitingQueue()
-        self.rate = DrainRate()
-        self.retry_after = RetryAfter()
+        self.queue = Bands(config)
 
     def view(self) -> ModelView:
         """As of now."""
@@ -69,6 +67,7 @@ class Pool:
         changed = new_card or eligible.keys() != self.eligible.keys()
         self.eligible = eligible
         self.open = {incarnation: worker for incarnation, worker in eligible.items() if worker.has_room}
+        self.queue.resize(sum(worker.info.max_sequences for worker in eligible.values()))
         if eligible:
             self.context_length = max(worker.info.context_length for worker in eligible.values())
         return changed, new_card
@@ -92,8 +91,9 @@ class Pool:
             worker.could_hold(request) for worker in self.eligible.values() if worker.incarnation not in excluded
         )
 
-    def predicted_wait_s(self, now: float, ahead: int) -> float:
-        """Until `ahead` + 1 requests have left the queue; 0.0 while the rate is not well known."""
-        if not self.rate.confident(now):
+    def predicted_ttft_s(self, request: Request) -> float:
+        """On the best worker once it is the request's turn; 0.0 while the speed of some worker isn't known."""
+        workers = self.eligible.values()
+        if not workers or not all(worker.model.trusted for worker in workers):
             return 0.0
-        return (ahead + 1) / self.rate.per_s(now)[0]
+        return min(worker.model.a + worker.slope_ms * request.uncached_on(worker) for worker in workers) / 1000

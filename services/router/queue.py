@@ -1,7 +1,9 @@
-"""The requests of one model that wait for room, oldest first.
+"""The waiting requests of one tenant, earliest deadline first.
 
-Order is by arrival at the mesh (`Request.arrived`), so a request that moved here from another router, or came back from
-a worker that refused it, takes its old place. Priority bands and fairness between tenants will replace `_place`.
+A request without a deadline stands as if it had one `horizon_s` after its arrival, and one with a later deadline too.
+So a request can be passed by those that came at most `horizon_s` after it: nobody is passed for ever. Requests without
+deadlines are in order of arrival at the mesh (`Request.arrived`): one that moved here from another router, or came back
+from a worker, takes its old place.
 """
 
 from __future__ import annotations
@@ -15,17 +17,17 @@ if TYPE_CHECKING:
     from services.router.requests import Request
 
 
-def _place(request: Request) -> tuple[float, int]:
-    return request.arrived, request.order
+def _place(request: Request) -> tuple[float, float, int]:
+    return request.due, request.arrived, request.order
 
 
-class WaitingQueue:
+class TenantQueue:
     """A sorted list: its few thousand entries move in a microsecond."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
-        self.tokens = 0
-        """Prompt and answer tokens of all that wait."""
+        self.cost = 0.0
+        """Weighted tokens of all that wait, as predicted on entry."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -33,24 +35,19 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
-    def push(self, request: Request) -> int:
-        """Enter it at its place; its position, 1 = first."""
+    def __getitem__(self, at: int) -> Request:
+        return self._requests[at]
+
+    def push(self, request: Request) -> None:
+        """Enter it at its place."""
         insort(self._requests, request, key=_place)
-        self.tokens += request.tokens
-        request.waiting = True
-        return self.position(request)
+        self.cost += request.cost
 
     def remove(self, request: Request) -> None:
         """Take it out, wherever it stands."""
-        del self._requests[self.position(request) - 1]
-        self.tokens -= request.tokens
-        request.waiting = False
+        del self._requests[self.ahead(request)]
+        self.cost -= request.cost
 
-    def position(self, request: Request) -> int:
-        """Of a waiting request, 1 = first."""
-        return bisect_left(self._requests, _place(request), key=_place) + 1
-
-    @property
-    def oldest(self) -> tuple[float, int]:
-        """Place of the first."""
-        return _place(self._requests[0])
+    def ahead(self, request: Request) -> int:
+        """Requests before a waiting one."""
+        return bisect_left(self._requests, _place(request), key=_place)

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from services.router.accounts import Account
     from services.router.prefix.match import Match
     from services.router.timers import Timer
     from services.router.workers import Worker
@@ -41,6 +42,18 @@ class Request:
     """Of the prompt's 16-token blocks, 16 bytes each, in chain order."""
     session: str = ""
 
+    band: int = field(default=0, init=False)
+    """Its class as a number from 0, the most urgent, to 2."""
+    due: float = field(default=math.inf, init=False)
+    """Where it stands among its tenant's requests."""
+    cost: float = field(default=0.0, init=False)
+    """Weighted tokens that it is expected to come to, while it waits."""
+    account: Account | None = field(default=None, init=False)
+    """Its tenant's, while it waits."""
+    asks: int = field(default=0, init=False)
+    """How often somebody was asked to give way to it."""
+    asking: Lease | None = field(default=None, init=False)
+    """The last one that was asked to."""
     order: int = field(default=0, init=False)
     """Of arrival at this router; breaks ties between equal `arrived`."""
     bounces: int = field(default=0, init=False)
@@ -58,10 +71,22 @@ class Request:
     deadline_timer: Timer | None = field(default=None, init=False)
     orphan_timer: Timer | None = field(default=None, init=False)
 
+    def __post_init__(self) -> None:
+        self.band = min(max(self.priority_class, 1), 3) - 1
+
+    @property
+    def answer_tokens(self) -> int:
+        """That all its choices will probably generate."""
+        return self.choices * (self.likely_tokens or self.max_tokens)
+
     @property
     def tokens(self) -> int:
         """All that it may come to: what the queue's token bound counts."""
         return self.prompt_tokens + self.max_tokens * self.choices
+
+    def uncached_on(self, worker: Worker) -> int:
+        """Prompt tokens that the worker will probably have to compute."""
+        return self.prompt_tokens - (self.match.hits().get(worker, 0) if self.match is not None else 0)
 
     def blocks(self, block_size: int) -> int:
         """KV blocks at its longest. Choices share the full blocks of the prompt and own the rest."""
@@ -107,3 +132,9 @@ class Lease:
     likely_blocks: int = 0
     """KV blocks that it will probably come to; `blocks` is the most."""
     state: LeaseState = LeaseState.PENDING
+    granted_at: float = 0.0
+    cost: float = 0.0
+    """Weighted tokens that were charged to each of `accounts`, the tenant's first."""
+    accounts: tuple[Account, ...] = ()
+    asked: bool = False
+    """Its gateway was asked to give it back, and is not asked again."""

@@ -47,7 +47,7 @@ class Scheduler:
         self._prefixes = PrefixTracker(config.prefix_blocks_max, config.prefix_precision_min, now)
         self._outputs = OutputLengths()
         self._sessions = Sessions()
-        self._fleet = Fleet(config.models, self._prefixes, self._sessions)
+        self._fleet = Fleet(config, self._prefixes, self._sessions)
         self._timers = Timers()
         self._ledger = Ledger(incarnation)
         self._room = WaitingRoom(config, self._fleet, self._ledger, self._timers)
@@ -100,6 +100,7 @@ class Scheduler:
         lease = self._ledger.take(gateway, lease_id)
         if lease is None:
             return []
+        self._room.over(lease, usage)
         if usage is not None:
             self._learn(lease, usage)
         self._fleet.release(lease, now)
@@ -111,6 +112,7 @@ class Scheduler:
         lease = self._ledger.take(gateway, lease_id)
         if lease is None:
             return []
+        self._room.over(lease, returned=True)
         self._fleet.release(lease, now, refused=True)
         lease.request.bounces += 1
         self._requeue(now, lease.request)
@@ -121,13 +123,19 @@ class Scheduler:
         lease = self._ledger.take(gateway, lease_id)
         if lease is None:
             return []
+        self._room.over(lease, returned=True)
         self._fleet.release(lease, now)
         self._requeue(now, lease.request)
         return self._flush(now, lease.worker.pools)
 
     def refused(self, now: float, gateway: int, lease_id: int) -> list[Event]:
-        """The gateway keeps a lease that it was asked to give back: nothing changes."""
-        return []
+        """The gateway keeps a lease that it was asked to give back: another one may be asked for."""
+        lease = self._ledger.leases.get(lease_id)
+        if lease is None or lease.request.gateway != gateway:
+            return []
+        pool = self._fleet.pools[lease.request.model]
+        pool.queue.asked.pop(lease_id, None)
+        return self._flush(now, (pool,))
 
     def gateway_gone(self, now: float, gateway: int) -> list[Event]:
         """Its stream ended: drop what it waits for, release what it holds. Says nothing to it."""
@@ -137,6 +145,7 @@ class Scheduler:
             elif request.lease is not None:
                 lease = self._ledger.take(gateway, request.lease.id)
                 if lease is not None:
+                    self._room.over(lease)
                     self._fleet.release(lease, now)
                     self._room.touch(lease.worker.pools)
             self._ledger.close(request)
@@ -217,6 +226,14 @@ class Scheduler:
         """Model -> (requests, tokens) that wait, for models in which somebody does."""
         return {pool.name: (len(pool.queue), pool.queue.tokens) for pool in self._room.backlogged}
 
+    def waiting_by_class(self) -> dict[str, list[tuple[int, int]]]:
+        """Model -> (requests, tokens) that wait in each class, the most urgent first; every known model."""
+        return {
+            pool.name: [(lane.count, lane.tokens) for lane in pool.queue.lanes]
+            for pool in self._fleet.pools.values()
+            if pool.known
+        }
+
     @property
     def live_requests(self) -> int:
         """Waiting or holding a lease."""
@@ -244,7 +261,7 @@ class Scheduler:
         pool = pools.get(model)
         may_come = not self._settled and len(pools) < PROVISIONAL_MODELS_MAX and len(model) <= MODEL_NAME_MAX
         if pool is None and may_come:
-            pool = pools[model] = Pool(model, known=False)
+            pool = pools[model] = Pool(model, self._config, known=False)
         return pool
 
     def _settle(self, now: float, late_s: float) -> None:
@@ -262,7 +279,7 @@ class Scheduler:
         pool = self._fleet.pools[request.model]
         if request.bounces >= self._config.bounces_max:
             detail = f"workers were fuller than they had reported, {request.bounces} times"
-            retry_after_s = self._room.retry_after_s(now, pool)
+            retry_after_s = self._room.retry_after_s(now, pool, request.band)
             self._room.reject(request, RejectReason.BOUNCED_TOO_OFTEN, detail, retry_after_s)
         elif self._draining:
             self._room.reject(request, RejectReason.DRAINING, _DRAINING)
@@ -298,6 +315,7 @@ class Scheduler:
             return
         for lease, _ in leases:
             lease.state = LeaseState.LOST
+            self._fleet.pools[lease.request.model].queue.unhold(lease)
         self._lost[incarnation] = leases
         self._timers.add(now + self._config.lost_lease_s, partial(self._forget_lost, incarnation, leases))
 
@@ -306,13 +324,19 @@ class Scheduler:
             del self._lost[incarnation]
         for lease, _ in leases:
             if lease.state is LeaseState.LOST and self._ledger.take(lease.request.gateway, lease.id) is lease:
+                self._room.over(lease)
                 self._ledger.close(lease.request)
 
     def _readopt(self, now: float, worker: Worker) -> None:
         """The stream broke, the worker lived: leases that it still runs count as ours again."""
         leases = self._lost.pop(worker.incarnation, [])
         alive = [(lease, pending) for lease, pending in leases if lease.id in self._ledger.leases]
-        left = [(lease, pending) for lease, pending in alive if not self._fleet.adopt(worker, lease, pending)]
+        left = []
+        for lease, pending in alive:
+            if self._fleet.adopt(worker, lease, pending):
+                self._fleet.pools[lease.request.model].queue.hold(lease)
+            else:
+                left.append((lease, pending))
         self._lose(now, worker.incarnation, left)
 
     def _flush(self, now: float, pools: Iterable[Pool] = ()) -> list[Event]:

@@ -44,6 +44,11 @@ class StepModel:
         self._gram = [0.0] * 6  # xx xy xz yy yz zz
         self._moment = [0.0] * 3
 
+    @property
+    def trusted(self) -> bool:
+        """Enough steps were seen to refuse somebody for what the model says."""
+        return self.samples >= _TRUSTED_AFTER
+
     def predict_ms(self, prefill_tokens: float, running: float) -> float:
         """One step with that much in it."""
         return self.a + self.b * prefill_tokens + self.c * running

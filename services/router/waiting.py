@@ -7,17 +7,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from services.router.events import Event, Granted, Queued, Rejected, RejectReason
+from services.router.lane import cost_of
 from services.router.placement import best
-from services.router.search import next_fit
+from services.router.preemption import Preemptions
+from services.router.search import candidates, next_fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from services.router.config import SchedulerConfig
     from services.router.fleet import Fleet
+    from services.router.lane import Turn
     from services.router.ledger import Ledger
     from services.router.pools import Pool
-    from services.router.requests import Request
+    from services.router.requests import Lease, Request, Usage
     from services.router.timers import Timers
     from services.router.workers import Worker
 
@@ -36,30 +39,56 @@ class WaitingRoom:
         self._touched: dict[Pool, None] = {}
         self._entered: list[Request] = []
         self._positions_due = False
+        self._preemptions = Preemptions(config, timers)
 
     def admit(self, now: float, pool: Pool, request: Request) -> None:
         """Grant a new request, let it wait, or reject it."""
-        if not pool.queue:
-            worker = best(request, pool.open.values())
+        bands, lane = pool.queue, pool.queue.lanes[request.band]
+        lane.asked(now, request.tenant)
+        if bands.goes_at_once(now, request.band):
+            worker = self._fitting(now, pool, request)
             if worker is not None:
-                self._grant(request, worker)
+                self._grant(now, pool, (request, (lane.accounts.of(request),)), worker)
                 return
-        queue, config = pool.queue, self._config
         if not pool.could_ever_hold(request):
             self._reject_too_large(pool, request)
             return
-        excess = queue.tokens + request.tokens - config.queue_tokens_max
-        if len(queue) >= config.queue_requests_max or (len(queue) > 0 and excess > 0):
-            detail = f"{len(queue)} requests of {queue.tokens} tokens wait for {pool.name!r} already"
-            self.reject(request, RejectReason.QUEUE_FULL, detail, self.retry_after_s(now, pool, max(excess, 0)))
+        excess = lane.has_no_place(request)
+        if excess is not None:
+            detail = f"{lane.count} requests of {lane.tokens} tokens wait for {pool.name!r} in this class already"
+            self.reject(request, RejectReason.QUEUE_FULL, detail, self.retry_after_s(now, pool, request.band, excess))
             return
-        wait_s = pool.predicted_wait_s(now, queue.position(request) - 1)
-        if now + wait_s > request.deadline:
-            left = request.deadline - now
-            detail = f"the deadline is in {left:.1f} s, a worker is free in about {wait_s:.1f} s"
-            self.reject(request, RejectReason.DEADLINE, detail)
+        if request.deadline < math.inf and not self._in_time(now, pool, request):
             return
         self._enter(now, pool, request)
+
+    def _fitting(self, now: float, pool: Pool, request: Request) -> Worker | None:
+        """The worker for a request whose turn it is, if there is room."""
+        spare = pool.queue.spare(now, request.band, pool.open.values())
+        if spare is not None and request.choices > spare:
+            return None
+        return best(request, candidates(pool, self._config, now, request.band).values())
+
+    def _in_time(self, now: float, pool: Pool, request: Request) -> bool:
+        """Refuse the request if its deadline can't be met."""
+        wait_s = self._predicted_wait_s(now, pool, request)
+        ttft_s = pool.predicted_ttft_s(request)
+        if now + wait_s + ttft_s <= request.deadline:
+            return True
+        left = request.deadline - now
+        detail = (
+            f"the deadline is in {left:.1f} s; a worker is free in about {wait_s:.1f} s,"
+            f" the first token {ttft_s:.1f} s later"
+        )
+        self.reject(request, RejectReason.DEADLINE, detail)
+        return False
+
+    def _predicted_wait_s(self, now: float, pool: Pool, request: Request) -> float:
+        """Until it has left the queue; 0.0 while the rate of its class is not well known."""
+        lane = pool.queue.lanes[request.band]
+        if not lane.count or not lane.rate.confident(now):
+            return 0.0
+        return (lane.ahead(request) + 1) / lane.rate.per_s(now)[0]
 
     def readmit(self, now: float, pool: Pool, request: Request) -> None:
         """Back to its old place after it lost its lease. It was admitted once, so no bound refuses it."""
@@ -71,19 +100,22 @@ class WaitingRoom:
     def leave(self, now: float, request: Request) -> None:
         """Take a waiting request out of its queue."""
         pool = self._fleet.pools[request.model]
-        pool.queue.remove(request)
+        lane = pool.queue.lanes[request.band]
+        lane.remove(request)
         self._timers.cancel(request.deadline_timer)
         self._timers.cancel(request.orphan_timer)
         request.deadline_timer = request.orphan_timer = None
         self.touch((pool,))
+        if not lane.count:
+            lane.rate.backlogged(now, False)
         if not pool.queue:
-            pool.rate.backlogged(now, False)
             del self.backlogged[pool]
 
     def reject(self, request: Request, reason: RejectReason, detail: str, retry_after_s: float = 0.0) -> None:
         """End a request that neither waits nor holds a lease."""
         self._ledger.close(request)
-        self.events.append(Rejected(request.gateway, request.number, reason, retry_after_s, detail))
+        event = Rejected(request.gateway, request.number, reason, retry_after_s, detail, request.priority_class)
+        self.events.append(event)
 
     def reject_waiting(self, now: float, pool: Pool, reason: RejectReason, detail: str) -> None:
         """End everybody who waits in the pool."""
@@ -91,11 +123,28 @@ class WaitingRoom:
             self.leave(now, request)
             self.reject(request, reason, detail)
 
-    def retry_after_s(self, now: float, pool: Pool, excess_tokens: int = 0) -> float:
+    def over(self, lease: Lease, usage: Usage | None = None, *, returned: bool = False) -> None:
+        """A lease is over: correct what its accounts were charged by what it came to, or pay it back if `returned`."""
+        request = lease.request
+        self._fleet.pools[request.model].queue.unhold(lease)
+        delta = 0.0
+        if returned:
+            delta = -lease.cost
+        elif usage is not None:
+            uncached = request.prompt_tokens - usage.cached_tokens
+            delta = cost_of(self._config, uncached, usage.completion_tokens) - lease.cost
+        for account in lease.accounts:
+            account.book.correct(account, delta)
+        own = lease.accounts[0]
+        own.leases -= 1
+        own.book.settle(own)
+
+    def retry_after_s(self, now: float, pool: Pool, band: int, excess_tokens: int = 0) -> float:
         """When a refused request should come back; 0.0 = no honest figure, as while no worker drains the queue."""
         if not pool.eligible:
             return 0.0
-        return pool.retry_after.next_place_s(now, pool.rate.per_s(now), len(pool.queue), excess_tokens)
+        lane = pool.queue.lanes[band]
+        return lane.retry_after.next_place_s(now, lane.rate.per_s(now), lane.count, excess_tokens)
 
     def touch(self, pools: Iterable[Pool]) -> None:
         """Room may have come, or an obstacle gone."""
@@ -113,31 +162,53 @@ class WaitingRoom:
                 self._watch_orphan(now, pool, request)
 
     def run(self, now: float) -> None:
-        """Grant what fits in the touched pools, the oldest request first where pools share workers."""
-        pools = [pool for pool in self._touched if pool.queue and pool.open]
+        """Grant what fits in the touched pools, the most urgent request first where pools share workers."""
+        touched = [pool for pool in self._touched if pool.queue]
         self._touched.clear()
-        config = self._config
+        pools = [pool for pool in touched if pool.open]
         while pools:
-            pool = min(pools, key=lambda each: each.queue.oldest)
-            fit = next_fit(pool, look_ahead=config.look_ahead, passes_max=config.passes_max)
+            pool = pools[0] if len(pools) == 1 else min(pools, key=partial(_urgency, now))
+            fit = next_fit(pool, self._config, now)
             if fit is None:
                 pools.remove(pool)
                 continue
-            request, worker = fit
-            pool.rate.granted(now, request.tokens)
+            worker, turn = fit
+            request = turn[0]
+            pool.queue.lanes[request.band].rate.granted(now, request.tokens)
+            account = turn[1][0]
+            account.leases += 1  # it isn't idle between its place in the queue and its lease
             self.leave(now, request)
-            self._grant(request, worker)
+            if self._still_in_time(now, request, worker):
+                self._grant(now, pool, turn, worker)
+            account.leases -= 1
+            account.book.settle(account)
             pools = [pool for pool in pools if pool.queue and pool.open]
         self._touched.clear()
+        for pool in touched:
+            if pool.queue:
+                self.events.extend(self._preemptions.seek(now, pool))
         self._say_entered()
 
+    def _still_in_time(self, now: float, request: Request, worker: Worker) -> bool:
+        """Refuse a request whose turn comes too late for its deadline: nobody would read the answer."""
+        if request.deadline == math.inf or not worker.model.trusted:
+            return True
+        ttft_s = (worker.base_ms + worker.slope_ms * request.uncached_on(worker)) / 1000
+        if now + ttft_s <= request.deadline:
+            return True
+        left = request.deadline - now
+        detail = f"a worker is free, but the first token takes about {ttft_s:.1f} s and the deadline is in {left:.1f} s"
+        self.reject(request, RejectReason.DEADLINE, detail)
+        return False
+
     def _enter(self, now: float, pool: Pool, request: Request) -> None:
-        pool.queue.push(request)
+        lane = pool.queue.lanes[request.band]
+        lane.push(request)
         request.position_sent = 0
         self._entered.append(request)
-        if pool not in self.backlogged:
-            self.backlogged[pool] = None
-            pool.rate.backlogged(now, True)
+        self.backlogged[pool] = None
+        if lane.count == 1:
+            lane.rate.backlogged(now, True)
         if request.deadline < math.inf:
             action = partial(self._deadline_passed, request)
             request.deadline_timer = self._timers.add(request.deadline, action)
@@ -145,13 +216,22 @@ class WaitingRoom:
         self.touch((pool,))
         self._arm_positions(now)
 
-    def _grant(self, request: Request, worker: Worker) -> None:
+    def _grant(self, now: float, pool: Pool, turn: Turn, worker: Worker) -> None:
+        request, accounts = turn
         lease = self._ledger.grant(request, worker)
+        lease.granted_at = now
+        lease.cost = cost_of(self._config, lease.prefill_tokens, request.answer_tokens)
+        lease.accounts = accounts
+        accounts[0].leases += 1
+        for account in accounts:
+            account.book.granted(account, lease.cost)
+        pool.queue.hold(lease)
         self._fleet.grant(lease)
-        address = worker.info.address
-        self.events.append(
-            Granted(request.gateway, request.number, lease.id, address, worker.incarnation, lease.matched_tokens)
-        )
+        event = Granted(request.gateway, request.number, lease.id, worker.info.address, worker.incarnation)
+        event.matched_tokens = lease.matched_tokens
+        event.priority_class, event.waited_s = request.priority_class, now - request.arrived
+        event.promoted = len(accounts) > 1
+        self.events.append(event)
 
     def _reject_too_large(self, pool: Pool, request: Request) -> None:
         detail = (
@@ -183,7 +263,7 @@ class WaitingRoom:
         entered, self._entered = self._entered, []
         for request in entered:
             if request.waiting and request.position_sent == 0:
-                self._say_position(request, self._fleet.pools[request.model].queue.position(request))
+                self._say_position(request, self._fleet.pools[request.model].queue.ahead(request) + 1)
 
     def _say_position(self, request: Request, position: int) -> None:
         request.position_sent = position
@@ -198,9 +278,14 @@ class WaitingRoom:
         """Say positions that have halved or doubled since they were said: a few messages per request at most."""
         self._positions_due = False
         for pool in self.backlogged:
-            for position, request in enumerate(pool.queue, 1):
+            for position, (request, _) in enumerate(pool.queue.walk(now), 1):
                 sent = request.position_sent
                 if position * 2 <= sent or position >= sent * 2:
                     self._say_position(request, position)
         if self.backlogged:
             self._arm_positions(now)
+
+
+def _urgency(now: float, pool: Pool) -> tuple[int, float, int]:
+    request = next(pool.queue.walk(now))[0]
+    return request.band, request.arrived, request.order

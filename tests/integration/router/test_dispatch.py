@@ -310,9 +310,9 @@ async def test_metrics_are_served(unused_tcp_port: int) -> None:
             await gateway.next()
         text = await asyncio.to_thread(_get, f"http://127.0.0.1:{unused_tcp_port}/metrics")
         for line in (
-            "penstock_router_grants_total 1.0",
-            'penstock_router_rejections_total{reason="too_large"} 1.0',
-            'penstock_router_queue_requests{model="m"} 1.0',
+            'penstock_router_grants_total{class="interactive"} 1.0',
+            'penstock_router_rejections_total{class="interactive",reason="too_large"} 1.0',
+            'penstock_router_queue_requests{class="interactive",model="m"} 1.0',
             'penstock_router_workers{model="m"} 1.0',
             "penstock_router_leases 1.0",
             "penstock_router_gateways 1.0",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections import Counter
 from typing import Any
 
 from hypothesis import settings
@@ -11,65 +11,34 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.router.config import SchedulerConfig
-from services.router.events import Event, Granted, ModelChanged, Queued, Rejected, WorkerDropped
-from services.router.placement import best
-from services.router.requests import LeaseState, Request
+from services.router.events import Event, Granted, ModelChanged, Preempt, Queued, Rejected, WorkerDropped
+from services.router.requests import LeaseState, Request, Usage
 from services.router.scheduler import Scheduler
+from services.router.search import next_fit
 from services.router.workers import Registration, Report
+from tests.unit.router.books import Engine, Grant, Key, check_bands
 from tests.unit.router.world import registration
 
 GATEWAYS = st.integers(1, 3)
-Key = tuple[int, int]
-
-
-@dataclass
-class Engine:
-    """What really runs on a worker."""
-
-    max_sequences: int
-    kv_blocks: int
-    running: dict[int, int] = field(default_factory=dict)  # lease -> choices
-    started: list[int] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)
-    foreign: int = 0
-
-    def report(self) -> Report:
-        """Its load, and the changes since the last report."""
-        sequences = sum(self.running.values()) + self.foreign
-        report = Report(
-            running=min(sequences, self.max_sequences),
-            waiting=max(0, sequences - self.max_sequences),
-            free_blocks=max(0, self.kv_blocks - sequences),
-            queued_prefill_tokens=7 * len(self.started),
-            leases_started=tuple(self.started),
-            leases_ended=tuple(self.ended),
-            steps=((5.0 + sequences, 7 * len(self.started), sequences),),
-        )
-        self.started, self.ended = [], []
-        return report
-
-
-@dataclass
-class Grant:
-    """A lease as the test knows it. `over`: the engine said that it ended; `lost`: its worker is gone."""
-
-    key: Key
-    incarnation: int
-    choices: int
-    blocks: int
-    over: bool = False
-    lost: bool = False
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """Every request is in exactly one of `waiting`, `granted` and `ended`; events may only move it forward."""
 
-    @initialize(queue=st.integers(0, 12), passes=st.integers(0, 3), look_ahead=st.integers(1, 4))
-    def start(self, queue: int, passes: int, look_ahead: int) -> None:
+    @initialize(
+        queue=st.integers(0, 12),
+        passes=st.integers(0, 3),
+        look_ahead=st.integers(1, 4),
+        floors=st.sampled_from([(0.5, 0.2, 0.05), (0.0, 0.0, 0.0), (0.3, 0.3, 0.4)]),
+    )
+    def start(self, queue: int, passes: int, look_ahead: int, floors: tuple[float, ...]) -> None:
         self.now = 100.0
         self.config = SchedulerConfig(
-            models=("m",), queue_requests_max=queue, queue_tokens_max=800, passes_max=passes, look_ahead=look_ahead
-        )
+            models=("m",), queue_requests_max=queue, queue_tokens_max=800, passes_max=passes, look_ahead=look_ahead,
+            floors=floors, preempts_max=2,
+        )  # fmt: skip
+        self.asked: set[int] = set()
+        self.stale = False
         self.scheduler = Scheduler(self.config, incarnation=77, now=self.now)
         self.waiting: dict[Key, Request] = {}
         self.granted: dict[int, Grant] = {}
@@ -87,6 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def take(self, events: list[Event]) -> None:
         """Apply events to the test's own books, checking that each is allowed."""
+        self._check_floors([event for event in events if isinstance(event, Granted)])
         for event in events:
             if isinstance(event, Granted):
                 self._take_grant(event)
@@ -100,6 +70,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert 1 <= event.position <= len(self.waiting)
             elif isinstance(event, WorkerDropped):
                 self._lose(event.incarnation)
+            elif isinstance(event, Preempt):
+                self._take_preempt(event)
             else:
                 assert isinstance(event, ModelChanged)
 
@@ -111,6 +83,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert event.lease not in self.granted
         blocks = request.blocks(worker.block_size)
         self.granted[event.lease] = Grant((event.gateway, event.request), event.incarnation, request.choices, blocks)
+
+    def _check_floors(self, grants: list[Granted]) -> None:
+        """What a class took above its floor was not kept for a class above it."""
+        requests = [self.requests[event.gateway, event.request] for event in grants]
+        if len({(request.model, request.band) for request in requests}) != 1:
+            return
+        pool, band = self.scheduler._fleet.pools[requests[0].model], requests[0].band
+        free = sum(max(worker.free_sequences, 0) for worker in pool.eligible.values())
+        assert pool.queue.lacks(band) >= 0 or free >= pool.queue.kept_from(self.now, band)
+
+    def _take_preempt(self, event: Preempt) -> None:
+        """A lower class is asked, once per lease, and never too many at a time."""
+        assert event.lease in self.granted
+        assert event.lease not in self.asked
+        self.asked.add(event.lease)
+        victim = self.requests[self.granted[event.lease].key]
+        assert any(request.band < victim.band for request in self.waiting.values() if request.model == victim.model)
+        asked = self.scheduler._fleet.pools[victim.model].queue.asked
+        assert len(asked) <= self.config.preempts_max
 
     def _lose(self, incarnation: int) -> None:
         self.engines.pop(incarnation, None)
@@ -132,6 +123,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         deadline=st.sampled_from([math.inf] * 6 + [0.0, 0.5, 5.0]),
         waited=st.sampled_from([0.0, 0.0, 3.0]),
         exclude=st.sampled_from([False, False, False, True]),
+        priority_class=st.sampled_from([1, 1, 2, 3, 3]),
+        tenant=st.sampled_from(["", "a", "b", "c"]),
     )
     def acquire(self, gateway: int, exclude: bool, deadline: float, waited: float, **size: Any) -> None:
         self.numbers += 1
@@ -145,6 +138,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             arrived=self.now - waited,
             deadline=self.now + deadline,
             excluded=frozenset(list(self.engines)[:1]) if exclude else frozenset(),
+            priority_class=size["priority_class"],
+            tenant=size["tenant"],
+            tenant_weight={"a": 2.0, "b": 0.0}.get(size["tenant"], 1.0),
         )
         key = (gateway, self.numbers)
         self.waiting[key] = self.requests[key] = request
@@ -217,11 +213,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.take(self.scheduler.worker_gone(self.now, incarnation))
 
     @precondition(lambda self: self.granted)
-    @rule(data=st.data(), late=st.booleans())
-    def release(self, data: st.DataObject, late: bool) -> None:
+    @rule(data=st.data(), late=st.booleans(), tokens=st.none() | st.integers(1, 60), cached=st.integers(0, 80))
+    def release(self, data: st.DataObject, late: bool, tokens: int | None, cached: int) -> None:
         lease = data.draw(st.sampled_from(sorted(self.granted)))
         grant = self._end(lease)
-        self.take(self.scheduler.release(self.now, grant.key[0], lease))
+        usage = Usage(tokens, cached) if tokens is not None else None
+        self.take(self.scheduler.release(self.now, grant.key[0], lease, usage))
         if late:
             assert self.scheduler.release(self.now, grant.key[0], lease) == []
 
@@ -235,6 +232,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.returned.add(grant.key)
         call = self.scheduler.bounced if bounced else self.scheduler.yielded
         self.take(call(self.now, grant.key[0], lease))
+
+    @precondition(lambda self: self.asked & self.granted.keys())
+    @rule(data=st.data(), yields=st.booleans())
+    def answer_preempt(self, data: st.DataObject, yields: bool) -> None:
+        lease = data.draw(st.sampled_from(sorted(self.asked & self.granted.keys())))
+        gateway = self.granted[lease].key[0]
+        if not yields:
+            self.take(self.scheduler.refused(self.now, gateway, lease))
+            return
+        grant = self.granted.pop(lease)
+        self.waiting[grant.key] = self.requests[grant.key]
+        self.returned.add(grant.key)
+        self.take(self.scheduler.yielded(self.now, gateway, lease))
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -265,6 +275,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, 0.1, 1.0, 2.5, 11.0, 40.0]), silent=st.sampled_from([False, False, True]))
     def turn_the_clock(self, seconds: float, silent: bool) -> None:
         until = self.now + seconds
+        self.stale = silent
         while True:
             due = self.scheduler.next_due()
             self.now = max(self.now, min(until, due if due is not None else until))
@@ -333,17 +344,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         for pool in self.scheduler._fleet.pools.values():
             for worker in pool.eligible.values():
                 assert (worker.incarnation in pool.open) == worker.has_room
-            for request in list(pool.queue)[:1]:
-                assert best(request, pool.open.values()) is None
+            if not self.stale:
+                assert next_fit(pool, self.config, self.now) is None
+
+    @invariant()
+    def classes_and_tenants_count_what_they_hold(self) -> None:
+        for name, pool in self.scheduler._fleet.pools.items():
+            assert set(pool.queue.asked) <= self.asked & self.granted.keys()
+            waiting = [request for request in self.waiting.values() if request.model == name]
+            granted = [(self.requests[grant.key], grant.lost) for grant in self.granted.values()]
+            check_bands(pool.queue, self.now, waiting, [each for each in granted if each[0].model == name])
 
     @invariant()
     def queues_are_bounded(self) -> None:
         """What comes back from a worker was admitted before, and stands beside the bound."""
-        for name in self.scheduler.waiting():
-            new = [
-                request for key, request in self.waiting.items() if request.model == name and key not in self.returned
-            ]
-            assert len(new) <= self.config.queue_requests_max
+        new = Counter(
+            (request.model, request.band) for key, request in self.waiting.items() if key not in self.returned
+        )
+        assert all(count <= self.config.queue_requests_max for count in new.values())
 
     def teardown(self) -> None:
         """Everything ends; then nothing is left of it."""
@@ -360,6 +378,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert scheduler.next_due() is None
         assert not scheduler._lost
         assert not scheduler._ledger._requests
+        for pool in scheduler._fleet.pools.values():
+            assert pool.queue.held == [0, 0, 0]
+            assert not pool.queue.asked
+            for lane in pool.queue.lanes:
+                assert all(account.parked for account in lane.accounts._by_tenant.values())
         assert len(scheduler._timers) == 0
         assert self.ended == set(self.requests)
 

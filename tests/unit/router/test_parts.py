@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.drain_rate import RETRY_AFTER_MAX_S, DrainRate, RetryAfter
-from services.router.queue import WaitingQueue
+from services.router.queue import TenantQueue
 from services.router.requests import Request
 from services.router.step_model import PRIOR_MS, StepModel
 from services.router.timers import Timer, Timers
@@ -63,20 +63,21 @@ def test_a_timer_that_arms_itself_again_fires_once_per_run() -> None:
     assert fired == [1.0, 1.0]
 
 
-@given(st.lists(st.tuples(st.floats(0, 10), st.booleans()), max_size=60))
-def test_the_queue_stays_in_order_of_arrival(plan: list[tuple[float, bool]]) -> None:
-    queue, kept = WaitingQueue(), list[Request]()
-    for order, (arrived, keep) in enumerate(plan):
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10), st.booleans()), max_size=60))
+def test_a_tenants_queue_stays_in_order_of_deadlines(plan: list[tuple[float, float, bool]]) -> None:
+    queue, kept = TenantQueue(), list[Request]()
+    for order, (arrived, due, keep) in enumerate(plan):
         request = _request(order, arrived=arrived)
+        request.due, request.cost = due, 16.0
         queue.push(request)
         if keep:
             kept.append(request)
         else:
             queue.remove(request)
-    kept.sort(key=lambda request: (request.arrived, request.order))
+    kept.sort(key=lambda request: (request.due, request.arrived, request.order))
     assert list(queue) == kept
-    assert [queue.position(request) for request in kept] == list(range(1, len(kept) + 1))
-    assert queue.tokens == 16 * len(kept)
+    assert [queue.ahead(request) for request in kept] == list(range(len(kept)))
+    assert queue.cost == 16.0 * len(kept)
 
 
 @pytest.mark.parametrize(
