@@ -12,6 +12,7 @@ from penstock.v1 import dispatch_pb2, engine_pb2
 from services.common.errors import DeadlineError, EngineError, InvalidRequestError, PenstockError, UnavailableError
 from services.common.frames import FinishReason, encode_tokens
 from services.gateway.generation.choice import Choice
+from services.gateway.generation.prefix import block_hashes, continued
 from services.gateway.mesh.routers import Ask
 from services.gateway.openai.chunks import Usage
 
@@ -52,7 +53,10 @@ class Generation:
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._link: WorkerLink | None = None
         self._handles: dict[Choice, int] = {}
+        self._hashes = b""
         self.queued_s = 0.0
+        self.matched_tokens = 0
+        """Of the prompt, as many were predicted to be cached where it began."""
 
     @property
     def usage(self) -> Usage:
@@ -70,13 +74,15 @@ class Generation:
             PenstockError: refused, failed, or over its deadline; what was delivered stays delivered.
         """
         job = self._job
+        self._hashes = await block_hashes(job)
         ask = Ask(
             response_id=job.response_id, model=job.model, prompt_tokens=len(job.prompt),
             max_tokens=job.sampling.max_tokens, choices=job.choices, priority_class=job.priority_class,
             tenant=job.tenant.id, tenant_weight=job.tenant.weight, deadline=job.deadline, arrived=job.arrived,
+            block_hashes=self._hashes, session=job.session,
         )  # fmt: skip
         lease = await self._routers.acquire(ask)
-        self._note_wait()
+        self._note(lease)
         outcome: dispatch_pb2.Outcome.ValueType = dispatch_pb2.FAILED
         try:
             while True:
@@ -87,14 +93,14 @@ class Generation:
                 except _Refused:
                     self._abort()
                     lease = await self._routers.again(lease, ask)
-                    self._note_wait()
+                    self._note(lease)
                 except _Lost as lost:
                     self._abort()
                     if self._complete():
                         outcome = dispatch_pb2.FINISHED
                         return self.usage
                     lease = await self._move(lease, ask, str(lost))
-                    self._note_wait()
+                    self._note(lease)
         except asyncio.CancelledError:
             outcome = dispatch_pb2.CANCELLED
             raise
@@ -103,10 +109,11 @@ class Generation:
             usage = self.usage
             lease.release(outcome, usage.completion_tokens, usage.cached_tokens)
 
-    def _note_wait(self) -> None:
+    def _note(self, lease: Lease) -> None:
         """A lease is there: until the first token, all of the time so far was spent waiting for it."""
         if not any(choice.produced for choice in self.choices):
             self.queued_s = time.monotonic() - self._job.arrived
+            self.matched_tokens = lease.matched_tokens
 
     async def _attempt(self, lease: Lease, attempt: int) -> None:
         self._ended = asyncio.get_running_loop().create_future()
@@ -161,8 +168,14 @@ class Generation:
         ask.prompt_tokens = len(self._job.prompt) + max(produced)
         ask.max_tokens = self._job.sampling.max_tokens - min(produced)
         ask.choices = len(produced)
+        ask.block_hashes = await self._left_hashes()
         log.warning("moving a response", extra={"response": ask.response_id, "attempt": ask.attempt, "reason": why})
         return await self._routers.acquire(ask)
+
+    async def _left_hashes(self) -> bytes:
+        """Of what will be submitted; of the prompt alone when several choices go on, because they differ after it."""
+        left = [choice for choice in self.choices if not choice.done]
+        return await continued(self._hashes, self._job, left[0].produced) if len(left) == 1 else self._hashes
 
     def _complete(self) -> bool:
         """End choices that have all their tokens and lost only the word that they ended; whether none is left."""

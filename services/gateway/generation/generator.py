@@ -37,6 +37,11 @@ class Run:
         """Seconds from the request's arrival to its lease; 0 while there is none."""
         return self.generation.queued_s if self.generation is not None else 0.0
 
+    @property
+    def matched_tokens(self) -> int:
+        """Tokens of the prompt that were predicted to be cached on its worker."""
+        return self.generation.matched_tokens if self.generation is not None else 0
+
 
 class Generator:
     """All generations of this gateway."""

@@ -39,6 +39,8 @@ class Job:
     tools: Callable[[int], ToolParser] | None = None
     """Makes the parser of a choice, given its number; None = text is text."""
     use_cache: bool = False
+    session: str = ""
+    """Stable key of the conversation that it belongs to; empty = none."""
     arrived: float = field(default=0.0)
     """Event-loop time at which the request was read."""
 

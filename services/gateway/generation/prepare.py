@@ -12,6 +12,7 @@ from services.common.errors import InvalidRequestError
 from services.common.ids import new_response_id
 from services.common.tenants import PriorityClassName
 from services.gateway.generation.job import Job
+from services.gateway.generation.prefix import session_key
 from services.gateway.openai.sampling import check_prompt_tokens, deterministic, sampling_params
 from services.gateway.text.tokenize import is_long
 from services.gateway.text.tools import ForcedToolParser, ToolCallParser
@@ -51,6 +52,8 @@ class Wishes:
     """As the client wrote it (header or field)."""
     class_field: str = "x-penstock-class"
     """Where it wrote it."""
+    session: str = ""
+    """The client's name for the conversation (`x-penstock-session`); empty = the body's `user`."""
 
 
 class Preparer:
@@ -114,6 +117,7 @@ class Preparer:
             response_id=new_response_id(kind), model=asked.model, text=text, prompt=prompt, sampling=params,
             choices=asked.n, tenant=tenant, priority_class=_priority(asked, wishes), deadline=wishes.deadline,
             stops=tuple(asked.stop), arrived=wishes.arrived,
+            session=session_key(tenant, wishes.session or asked.user or ""),
             use_cache=wants_cache and deterministic(asked) and not params.HasField("logprobs"),
         )  # fmt: skip
 
@@ -123,9 +127,10 @@ class Preparer:
         if prompt_tokens == 0:
             raise InvalidRequestError("the prompt has no tokens", param="prompt")
         if left < 1:
+            field = "messages" if hasattr(asked, "messages") else "prompt"
             raise InvalidRequestError(
-                f"the prompt has {prompt_tokens} tokens; {asked.model} takes {context} with the answer, shorten it",
-                param="messages" if hasattr(asked, "messages") else "prompt",
+                f"{field} of {prompt_tokens} tokens; {asked.model} takes {context} with the answer, shorten it",
+                param=field,
                 code="context_length_exceeded",
             )
         limit = asked.token_limit

@@ -92,7 +92,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         )
 
     def _tenant(self, context: Context) -> Tenant:
-        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        metadata = _text_metadata(context)
         logs.request_id.set(request_id_of(metadata.get("x-request-id")))
         logs.trace_id.set(trace_id_of(metadata.get("traceparent")))
         tenant = authenticate(self._tenants, metadata.get("authorization"))
@@ -106,7 +106,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         outcome = CancelledError_.code  # unless we come to an end before the client leaves
         try:
             tenant = self._tenant(context)
-            job = await prepare(Wishes(tenant, arrived, deadline, priority_class or None, "priority_class"))
+            session = _text_metadata(context).get("x-penstock-session", "")
+            wishes = Wishes(tenant, arrived, deadline, priority_class or None, "priority_class", session)
+            job = await prepare(wishes)
             with self._generator.response():
                 await self._stream(context, job)
             outcome = "ok"
@@ -159,6 +161,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         except TimeoutError:
             self._metrics.slow_clients.inc()
             raise CancelledError_(f"the client took nothing for {self._patience_s:g} s") from None
+
+
+def _text_metadata(context: Context) -> dict[str, str]:
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
 def chat_body(request: pb.ChatRequest) -> bytes:

@@ -47,7 +47,7 @@ OUTCOME = web.RequestKey("outcome", str)
 BODY_S_MAX = 30.0
 """Seconds that a client has for sending its request's body."""
 _TIMEOUT_MS_MAX = 24 * 3600 * 1000
-_BAD_BODY = (aiohttp.ClientPayloadError, aiohttp.http_exceptions.HttpProcessingError)
+_BAD_BODY = (web.RequestPayloadError, aiohttp.http_exceptions.HttpProcessingError)
 
 
 class Routes:
@@ -251,7 +251,8 @@ def _wishes(request: web.Request, tenant: Tenant) -> Wishes:
                 param="x-request-timeout-ms",
             )
         deadline = arrived + int(timeout) / 1000
-    return Wishes(tenant, arrived, deadline, request.headers.get("x-penstock-class"))
+    session = request.headers.get("x-penstock-session", "")
+    return Wishes(tenant, arrived, deadline, request.headers.get("x-penstock-class"), session=session)
 
 
 def _headers(run: Run, first_at: float | None) -> dict[str, str]:
@@ -263,6 +264,7 @@ def _headers(run: Run, first_at: float | None) -> dict[str, str]:
         "x-penstock-cache": run.cache,
         "x-penstock-version": run.job.text.meta.version,
         "x-penstock-queue-ms": queued_ms,
+        "x-penstock-matched-tokens": str(run.matched_tokens),
         "Server-Timing": timing,
     }
 

@@ -8,6 +8,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from services.common import logs
@@ -43,6 +44,21 @@ _LINGER_S = 1.0
 _CLIENT_GONE = 499
 
 
+class _WithoutBadPeers(logging.Filter):
+    """What a client sends that is not HTTP is no error of ours, and not worth a traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, web.RequestPayloadError | HttpProcessingError):
+            return True
+        log.info("bad HTTP", extra={"reason": str(error)[:200]})
+        return False
+
+
+_server_log = logging.getLogger("aiohttp.server")
+_server_log.addFilter(_WithoutBadPeers())
+
+
 class HttpServer:
     """Listens, routes, and answers errors in OpenAI's shape."""
 
@@ -73,7 +89,7 @@ class HttpServer:
         app.on_response_prepare.append(_sign)
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, keepalive_timeout=75, shutdown_timeout=0.5,
-            lingering_time=_LINGER_S,
+            lingering_time=_LINGER_S, logger=_server_log,
         )  # fmt: skip
 
     async def start(self) -> str:
@@ -102,10 +118,11 @@ class HttpServer:
         logs.tenant.set("")
         route = request.match_info.route.resource
         name = route.canonical if route is not None else "unknown"
+        allow = None
         try:
             response = await handler(request)
         except web.HTTPException as error:
-            answer = _aiohttp_error(request, error)
+            answer, allow = _aiohttp_error(request, error), error.headers.get("Allow")
         except PenstockError as error:
             answer = error
         except asyncio.CancelledError:
@@ -122,8 +139,8 @@ class HttpServer:
             return response
         self._metrics.requests.labels(name, answer.code).inc()
         headers = error_headers(answer, request_id)
-        if isinstance(answer, MethodNotAllowedError) and answer.param:
-            headers["Allow"] = answer.param
+        if allow is not None:
+            headers["Allow"] = allow
         response = web.Response(
             status=status_of(answer).http, body=error_body(answer, request_id), headers=headers,
             content_type="application/json",
@@ -156,7 +173,7 @@ def _aiohttp_error(request: web.Request, error: web.HTTPException) -> PenstockEr
         return NotFoundError(f"there is no {request.path}; the API starts at /v1", code="unknown_path")
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
-        return MethodNotAllowedError(f"{request.path} takes {allowed}, not {request.method}", param=allowed)
+        return MethodNotAllowedError(f"{request.path} takes {allowed}, not {request.method}")
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return PayloadTooLargeError("the request body is over this gateway's limit (PENSTOCK_BODY_BYTES_MAX)")
     return InvalidRequestError(error.reason or "bad request")

@@ -55,6 +55,10 @@ class Ask:
     arrived: float = field(default_factory=time.monotonic)
     attempt: int = 0
     excluded: set[int] = field(default_factory=set)
+    block_hashes: bytes = b""
+    """16 bytes per whole 16-token block of the prompt."""
+    session: str = ""
+    """Stable key of the conversation; empty = none."""
 
 
 @dataclass(slots=True)
@@ -68,6 +72,8 @@ class Lease:
     id: int
     worker: str
     incarnation: int
+    matched_tokens: int = 0
+    """Of the prompt, as many should be cached on that worker."""
 
     def release(self, outcome: pb.Outcome.ValueType, completion_tokens: int = 0, cached_tokens: int = 0) -> None:
         """Give the lease back."""
@@ -200,6 +206,7 @@ class RouterLink:
                     prompt_tokens=ask.prompt_tokens, max_tokens=ask.max_tokens, choices=ask.choices,
                     priority_class=ask.priority_class, tenant=ask.tenant, tenant_weight=ask.tenant_weight,
                     deadline_ms=left_ms, waited_ms=int((now - ask.arrived) * 1000), excluded_workers=ask.excluded,
+                    block_hashes=ask.block_hashes, session=ask.session,
                 )
             )
         )  # fmt: skip
@@ -230,7 +237,10 @@ class RouterLink:
         self._models.on_update(self.address, update)
 
     def _granted(self, granted: pb.Granted) -> None:
-        lease = Lease(self, self._stream, granted.request, granted.lease, granted.worker, granted.incarnation)
+        lease = Lease(
+            self, self._stream, granted.request, granted.lease, granted.worker, granted.incarnation,
+            granted.matched_tokens,
+        )  # fmt: skip
         wait = self._waits.get(granted.request)
         if wait is None or wait.done():  # withdrawn while the grant was on its way
             lease.release(pb.CANCELLED)

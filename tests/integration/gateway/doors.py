@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -174,6 +175,7 @@ class Door:
                      model: str = "m", **fields: Any) -> AsyncIterator[Stream]:  # fmt: skip
         """A streamed text completion; the connection closes at the end of the block."""
         body = {"model": model, "prompt": prompt, "stream": True, **fields}
+
         async def ask() -> aiohttp.ClientResponse:
             response: aiohttp.ClientResponse = await self._post("/v1/completions", body, key, headers or {})
             return response
@@ -185,7 +187,7 @@ class Door:
             await stream.close()
 
     def _post(self, path: str, body: Any, key: str, headers: dict[str, str]) -> Any:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **headers}
         return self.session.post(self.base + path, data=data, headers=headers)
 

@@ -30,8 +30,8 @@ def owner_first(scene: Scene) -> list[FakeRouter]:
 async def both_live(scene: Scene) -> None:
     """Until the gateway is connected to every router."""
     async with asyncio.timeout(20):
-        while scene.door.gateway._generator._routers.live < len(scene.routers):
-            await asyncio.sleep(0.01)
+        while (pool := scene.door.gateway._generator._routers).live < len(scene.routers):
+            await pool._change.wait()
 
 
 async def test_one_router_owns_a_model_and_the_other_only_listens(stage: Stage) -> None:
@@ -114,10 +114,11 @@ async def test_a_bounce_after_a_reconnect_asks_anew(stage: Stage) -> None:
 
 async def both_live_again(scene: Scene) -> None:
     """Until the cut link was noticed and is back."""
-    link = next(iter(scene.door.gateway._generator._routers._links.values()))
+    pool = scene.door.gateway._generator._routers
+    link = next(iter(pool._links.values()))
     async with asyncio.timeout(20):
         while link._stream < 2 or not link.live:
-            await asyncio.sleep(0.01)
+            await pool._change.wait()
 
 
 async def test_a_router_that_reads_nothing_is_dialled_again(stage: Stage) -> None:
@@ -177,7 +178,9 @@ async def test_refusals(
     async with stage() as scene:
         scene.router.manual = True
         answer = asyncio.create_task(scene.door.chat(stream=streamed))
-        scene.router.reject((await scene.router.acquires.get()).request, dispatch_pb2.RejectReason.ValueType(reason), 2300)
+        scene.router.reject(
+            (await scene.router.acquires.get()).request, dispatch_pb2.RejectReason.ValueType(reason), 2300
+        )
         refused = await answer
         assert (refused.status, refused.error["code"], refused.error["param"]) == (status, code, param)
         assert refused.headers.get("Retry-After") == retry
@@ -203,11 +206,10 @@ async def test_overflow_is_refused_clearly(stage: Stage) -> None:
 async def test_what_a_request_asks_for(stage: Stage) -> None:
     async with stage() as scene:
         scene.router.manual = True
-        fields = {"max_tokens": 7, "n": 2, "priority": None}
         headers = {"x-penstock-class": "batch", "x-request-timeout-ms": "60000"}
-        asyncio_task = asyncio.create_task(scene.door.chat("hello", headers=headers, **fields))
+        answer = asyncio.create_task(scene.door.chat("hello", headers=headers, max_tokens=7, n=2))
         ask = await scene.router.acquires.get()
-        asyncio_task.cancel()
+        answer.cancel()
         assert (ask.model, ask.max_tokens, ask.choices, ask.tenant) == (MODEL, 7, 2, "dev")
         assert ask.priority_class == dispatch_pb2.BATCH
         assert ask.prompt_tokens == len(ids("user: hello\n"))
@@ -231,6 +233,6 @@ async def test_a_card_that_can_not_be_had_yet(tmp_path: Path) -> None:
         async with running_gateway(tmp_path, [routers[0].address], wait=False) as door:
             async with asyncio.timeout(20):
                 while (answer := await door.chat(headers={"x-request-timeout-ms": "200"})).status == 404:
-                    await asyncio.sleep(0.01)
+                    pass  # the router has not been heard yet
             assert (answer.status, answer.error["code"]) == (504, "deadline_exceeded")
             assert (await door.get("/health/ready")).body["checks"] == {"router": True, "model": False}
