@@ -19,7 +19,7 @@ from services.gateway.app import Gateway
 from services.gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
 KEY, OTHER_KEY, CACHING_KEY = "sk-dev", "sk-other", "sk-caching"
@@ -218,6 +218,13 @@ class Door:
                     if response.status == status:
                         return
                 await asyncio.sleep(0.01)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Until another task has made `condition` true."""
+    async with asyncio.timeout(READY_S):
+        while not condition():  # noqa: ASYNC110  # what is waited for tells nobody
+            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
