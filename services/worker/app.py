@@ -61,7 +61,7 @@ def make_engine(settings: WorkerSettings, source: cards.ModelSource, engine_flag
         log.info("importing vLLM", extra={"phase": "import"})
         from services.worker.engine.vllm import VllmEngine  # vLLM and torch: only where they are needed
 
-        return VllmEngine(settings, engine_flags)
+        return VllmEngine(settings, engine_flags, cards.model_version(source, "vllm"))
     vocabulary = cards.ordinary_tokens(cards.tokenizer_bytes(source), cards.vocabulary_size(source))
     model = SimModel(
         prefill_tokens_per_s=settings.sim_prefill_tokens_per_s,
@@ -72,7 +72,13 @@ def make_engine(settings: WorkerSettings, source: cards.ModelSource, engine_flag
         max_running=settings.max_sequences,
         max_batched_tokens=settings.sim_max_batched_tokens,
     )
-    return SimEngine(model, vocabulary, settings.sim_context_length)
+    return SimEngine(
+        model,
+        vocabulary,
+        settings.sim_context_length,
+        version=cards.model_version(source, "sim"),
+        kv_events=settings.kv_events,
+    )
 
 
 class Worker:
@@ -82,7 +88,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self._settings, self._engine, self._info, self.card = settings, engine, info, card
         self.incarnation = new_incarnation()
-        self.registrar = Registrar(settings.routers, time.monotonic)
+        self.registrar = Registrar(settings.routers, time.monotonic, reports_blocks=info.kv_events)
         limits = Limits(
             vocab_size=card.meta.vocab_size,
             context_length=info.context_length,
@@ -104,6 +110,8 @@ class Worker:
         listening = await self._server.start(settings.host, settings.port, [ATTACH_SERVICE])
         self._address = _advertised(settings.advertise, listening)
         tasks.create_task(self._run_engine(), name="engine steps")
+        if self._info.kv_events:
+            tasks.create_task(self._run_kv_events(), name="kv events")
         self.registrar.run(tasks)
         await self._server.ready(True)
         log.info("worker up", extra={"incarnation": self.incarnation, "card": self.card.hash})
@@ -134,6 +142,11 @@ class Worker:
             logging.shutdown()
             os._exit(ENGINE_DEAD_STATUS)
 
+    async def _run_kv_events(self) -> None:
+        async with contextlib.aclosing(self._engine.kv_events()) as changes:
+            async for change in changes:
+                self.registrar.blocks_changed(change)
+
     def _registration(self) -> registry_pb2.Registration:
         return registry_pb2.Registration(
             worker_id=self._settings.worker_id,
@@ -147,6 +160,7 @@ class Worker:
             kv_block_size=self._info.kv_block_size,
             engine=self._info.kind,
             leases=self.hub.leases,
+            reports_blocks=self._info.kv_events,
         )
 
 

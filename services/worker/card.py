@@ -170,6 +170,19 @@ def context_length(source: ModelSource) -> int | None:
     return None
 
 
+def model_version(source: ModelSource, engine: str) -> str:
+    """Hash of what shapes the weights, and of the engine that computes with them; names the model in block hashes.
+
+    Raises:
+        CardError: config.json is not what it should be.
+    """
+    version = hashlib.blake2b(digest_size=16, person=b"penstock-model")
+    config = json.dumps(source.read_json("config.json"), sort_keys=True).encode()
+    for part in (config, source.weights_mark(), engine.encode()):
+        version.update(hashlib.sha256(part).digest())
+    return version.hexdigest()
+
+
 def build(source: ModelSource, served_name: str, info: EngineInfo) -> ModelCard:
     """The card of what `info` describes under `served_name`.
 
@@ -179,9 +192,6 @@ def build(source: ModelSource, served_name: str, info: EngineInfo) -> ModelCard:
     config = source.read_json("config.json")
     generation = source.read_json("generation_config.json")
     tokenizer_config = source.read_json("tokenizer_config.json")
-    version = hashlib.blake2b(digest_size=16, person=b"penstock-model")
-    for part in (json.dumps(config, sort_keys=True).encode(), source.weights_mark(), info.kind.encode()):
-        version.update(hashlib.sha256(part).digest())
     files = {TOKENIZER: tokenizer_bytes(source)}
     template = _chat_template(source, tokenizer_config)
     if template is not None:
@@ -189,7 +199,7 @@ def build(source: ModelSource, served_name: str, info: EngineInfo) -> ModelCard:
     meta = CardMeta(
         model=served_name,
         lora=info.loras,
-        version=version.hexdigest(),
+        version=model_version(source, info.kind),
         engine="sim" if info.kind == "sim" else "vllm",
         context_length=info.context_length,
         vocab_size=vocabulary_size(source),

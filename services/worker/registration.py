@@ -1,13 +1,15 @@
 """Keeps one Register stream to every router, for ever, and reports this worker's load on each.
 
 A report leaves after a step, but at most every `REPORT_S`; at once when idle becomes busy or the other way round; and
-at least every `HEARTBEAT_S`, from a timer, so that silence means death.
+at least every `HEARTBEAT_S`, from a timer, so that silence means death. Between the reports go the changes of the
+prefix cache (`services.worker.blocks`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections import deque
 from typing import TYPE_CHECKING
@@ -17,11 +19,12 @@ import grpc.aio
 from penstock.v1 import registry_pb2, registry_pb2_grpc
 
 from services.common import rpc
+from services.worker.blocks import BlockFeed, BlockMirror
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from services.worker.engine.base import EngineLoad, StepCost
+    from services.worker.engine.base import EngineLoad, KvChange, StepCost
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 3.0
 SAMPLES_MAX = 16
 
 
+Message = registry_pb2.WorkerMessage
 Call = grpc.aio.StreamStreamCall[registry_pb2.WorkerMessage, registry_pb2.RegistryMessage]
 
 
@@ -41,11 +45,16 @@ class RouterBrokenError(Exception):
 
 
 class Link:
-    """One router: what it has not been told yet. Fresh for each stream."""
+    """One router: what it has not been told yet. Fresh for each stream.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    `blocks` is None when this worker doesn't report its prefix cache.
+    """
+
+    def __init__(self, clock: Callable[[], float], blocks: BlockFeed | None = None) -> None:
         self._clock = clock
-        self._due = asyncio.Event()
+        self._due = False
+        self._wake = asyncio.Event()
+        self._blocks = blocks
         self._last = clock()
         self._sequence = 0
         self.started: list[int] = []
@@ -55,29 +64,57 @@ class Link:
     def stepped(self) -> None:
         """A step was made: report, unless one has just been sent."""
         if self._clock() - self._last >= REPORT_S:
-            self._due.set()
+            self.urge()
 
     def urge(self) -> None:
         """Report now."""
-        self._due.set()
+        self._due = True
+        self._wake.set()
+
+    def blocks_changed(self, change: KvChange) -> None:
+        """The prefix cache changed so."""
+        if self._blocks is not None:
+            was_quiet = self._blocks.due_at == math.inf
+            self._blocks.changed(change)
+            if was_quiet:
+                self._wake.set()
+
+    def resend_blocks(self) -> None:
+        """The router lost the thread."""
+        if self._blocks is not None:
+            self._blocks.resend()
+            self._wake.set()
 
     @property
     def is_due(self) -> bool:
         """A report must be sent, heartbeats aside."""
-        return self._due.is_set()
+        return self._due
 
     async def due(self) -> None:
-        """Wait until a report must be sent."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout_at(loop.time() + max(0.0, self._last + HEARTBEAT_S - self._clock())):
-                await self._due.wait()
-        except TimeoutError:
-            pass  # the heartbeat
+        """Wait until something must be sent."""
+        while not self._due and (left := self._next_at() - self._clock()) > 0:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
+            except TimeoutError:
+                return  # the heartbeat, or changes that have waited long enough
+
+    def _next_at(self) -> float:
+        heartbeat = self._last + HEARTBEAT_S
+        return heartbeat if self._blocks is None else min(heartbeat, self._blocks.due_at)
+
+    def messages(self, load: Callable[[], EngineLoad], draining: Callable[[], bool]) -> Iterator[Message]:
+        """What must be sent now: a report, or a message about blocks, or both, or nothing."""
+        now = self._clock()
+        if self._due or now >= self._last + HEARTBEAT_S:
+            yield Message(report=self.report(load(), draining()))
+        if self._blocks is not None and now >= self._blocks.due_at:
+            yield Message(blocks=self._blocks.message(now))
 
     def report(self, load: EngineLoad, draining: bool) -> registry_pb2.LoadReport:
         """The next report; what it tells is forgotten here."""
-        self._due.clear()
+        self._due = False
         self._last = self._clock()
         self._sequence += 1
         started, self.started = self.started, []
@@ -103,9 +140,10 @@ class Link:
 class Registrar:
     """The links, and the `Listener` that feeds them."""
 
-    def __init__(self, routers: tuple[str, ...], clock: Callable[[], float]) -> None:
+    def __init__(self, routers: tuple[str, ...], clock: Callable[[], float], *, reports_blocks: bool = False) -> None:
         self._routers = routers
         self._clock = clock
+        self._mirror = BlockMirror() if reports_blocks else None
         self._links: list[Link] = []
         self._load: Callable[[], EngineLoad]
         self._registration: Callable[[], registry_pb2.Registration]
@@ -147,6 +185,13 @@ class Registrar:
         for link in self._links:
             link.urge()
 
+    def blocks_changed(self, change: KvChange) -> None:
+        """The engine's prefix cache changed so."""
+        if self._mirror is not None:
+            change = self._mirror.apply(change)
+            for link in self._links:
+                link.blocks_changed(change)
+
     def run(self, tasks: asyncio.TaskGroup) -> None:
         """Serve every router, each in a task of its own."""
         for address in self._routers:
@@ -178,7 +223,7 @@ class Registrar:
             try:
                 link = await self._register(call, address)
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._watch(call))
+                    tasks.create_task(self._watch(call, link))
                     await self._report(call, link)
             except* (grpc.RpcError, RouterBrokenError, TimeoutError) as group:
                 raise group.exceptions[0] from None
@@ -194,7 +239,7 @@ class Registrar:
         registration.report.CopyFrom(link.report(self._load(), self._draining()))
         try:
             async with asyncio.timeout(ANSWER_S):
-                await call.write(registry_pb2.WorkerMessage(registration=registration))
+                await call.write(Message(registration=registration))
                 answer = await call.read()
             if not isinstance(answer, registry_pb2.RegistryMessage) or not answer.HasField("registered"):
                 raise RouterBrokenError("it answered a registration with something else")
@@ -206,18 +251,19 @@ class Registrar:
 
     def open_link(self) -> Link:
         """A link that hears of every change from now on."""
-        link = Link(self._clock)
+        link = Link(self._clock, BlockFeed(self._mirror) if self._mirror is not None else None)
         self._links.append(link)
         return link
 
     async def _report(self, call: Call, link: Link) -> None:
         while True:
             await link.due()
-            message = registry_pb2.WorkerMessage(report=link.report(self._load(), self._draining()))
-            async with asyncio.timeout(ANSWER_S):
-                await call.write(message)
+            for message in link.messages(self._load, self._draining):
+                async with asyncio.timeout(ANSWER_S):
+                    await call.write(message)
 
-    async def _watch(self, call: Call) -> None:
-        while await call.read() is not grpc.aio.EOF:
-            pass  # nothing else is defined yet; a newer router may say more
+    async def _watch(self, call: Call, link: Link) -> None:
+        while isinstance(message := await call.read(), registry_pb2.RegistryMessage):
+            if message.HasField("resend_blocks"):  # a newer router may say more
+                link.resend_blocks()
         raise RouterBrokenError("it closed the stream")

@@ -38,6 +38,8 @@ class WorkerSettings(ServiceSettings):
     """Unread bytes at which a gateway is disconnected."""
     gateway_lag_s: float = Field(default=5.0, gt=0)
     """Age of the oldest unread frame, in seconds, at which a gateway is disconnected."""
+    kv_events: bool = True
+    """Tell routers what the prefix cache holds, so that requests go where their prompt is cached."""
     sim_step_ms: float = Field(default=0.0, ge=0, le=60_000)
     """Fixed time of each simulated step; 0 = by the cost model of the next settings."""
     sim_base_ms: float = Field(default=6.0, ge=0, le=60_000)

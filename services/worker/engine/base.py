@@ -88,6 +88,20 @@ class EngineStep:
     """None when the step wasn't measured, or was no step of the model (refusals)."""
 
 
+@dataclass(slots=True)
+class KvChange:
+    """What the prefix cache gained and lost, as hashes of 16-token blocks (`services.common.blocks`)."""
+
+    stored: list[bytes]
+    removed: list[bytes] = field(default_factory=list)
+    snapshot: bool = False
+    """`stored` is all that there is; what was told before is void."""
+
+    def __bool__(self) -> bool:
+        """It says something."""
+        return bool(self.stored or self.removed or self.snapshot)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
     """Load at this moment."""
@@ -109,6 +123,8 @@ class EngineInfo:
     kv_block_size: int
     capabilities: tuple[Capability, ...]
     loras: tuple[str, ...] = ()
+    kv_events: bool = False
+    """`kv_events()` tells what the prefix cache holds."""
 
 
 class Engine(Protocol):
@@ -133,6 +149,9 @@ class Engine(Protocol):
         Raises:
             EngineDeadError: the engine failed for good.
         """
+
+    def kv_events(self) -> AsyncGenerator[KvChange, None]:
+        """What the prefix cache gains and loses, from empty, until `stop`. One consumer; only with `info.kv_events`."""
 
     def load(self) -> EngineLoad:
         """The load now."""

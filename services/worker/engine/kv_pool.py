@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from services.worker.engine.kv_delta import KvDelta
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
 class KvPool:
-    """`capacity` blocks. Keys are hashes of a block and everything before it."""
+    """`capacity` blocks. Keys are hashes of a block and everything before it.
+
+    `changes`: which keys became a cache hit, and which are none any more, since they were last taken.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.changes = KvDelta()
         self._private = 0
-        self._active: dict[int, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._active: dict[bytes, int] = {}
+        self._idle: OrderedDict[bytes, None] = OrderedDict()
 
     @property
     def free(self) -> int:
@@ -32,18 +38,18 @@ class KvPool:
         """Blocks that hold something, idle ones included; never over the capacity."""
         return self._private + len(self._active) + len(self._idle)
 
-    def match(self, keys: Sequence[int]) -> int:
+    def match(self, keys: Sequence[bytes]) -> int:
         """How many of the leading `keys` are cached."""
         for i, key in enumerate(keys):
             if key not in self._active and key not in self._idle:
                 return i
         return len(keys)
 
-    def cost(self, keys: Sequence[int]) -> int:
+    def cost(self, keys: Sequence[bytes]) -> int:
         """How much `hold(keys)` takes from `free`."""
         return sum(key in self._idle for key in keys)
 
-    def hold(self, keys: Iterable[int]) -> None:
+    def hold(self, keys: Iterable[bytes]) -> None:
         """Hold cached blocks for one more sequence."""
         for key in keys:
             if key in self._active:
@@ -58,18 +64,21 @@ class KvPool:
             raise MemoryError(f"{count} KV blocks asked for, {self.free} free")
         self._private += count
         while self.used > self.capacity:
-            self._idle.popitem(last=False)
+            self.changes.remove(self._idle.popitem(last=False)[0])
 
-    def publish(self, key: int) -> None:
+    def publish(self, key: bytes) -> None:
         """A private block is full: others may find it now. Its twin, when there is one, is shared and it is freed."""
         self._private -= 1
         if key in self._active:
             self._active[key] += 1
         else:
-            self._idle.pop(key, None)
+            if key in self._idle:
+                del self._idle[key]
+            else:
+                self.changes.store(key)
             self._active[key] = 1
 
-    def release(self, keys: Sequence[int], private: int) -> None:
+    def release(self, keys: Sequence[bytes], private: int) -> None:
         """A sequence lets go of its published and private blocks. The end of a chain is evicted before its start."""
         self._private -= private
         for key in reversed(keys):

@@ -15,17 +15,32 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from services.worker.engine.base import EngineLoad, EngineRequest, EngineStep
+    from services.worker.engine.base import EngineLoad, EngineRequest, EngineStep, KvChange
 
 CATCH_UP_S = 0.05
 """A late simulator makes up for at most this much; the rest of the delay is lost time."""
 
 
 class SimEngine:
-    """An `Engine` that needs no model, only a vocabulary."""
+    """An `Engine` that needs no model, only a vocabulary.
 
-    def __init__(self, model: SimModel, vocabulary: npt.NDArray[np.uint32], context_length: int) -> None:
-        self._core = SimCore(model, vocabulary)
+    Args:
+        version: `CardMeta.version`, for the hashes of blocks.
+        kv_events: report the prefix cache.
+    """
+
+    def __init__(
+        self,
+        model: SimModel,
+        vocabulary: npt.NDArray[np.uint32],
+        context_length: int,
+        *,
+        version: str = "",
+        kv_events: bool = True,
+    ) -> None:
+        self._core = SimCore(model, vocabulary, version)
+        self._kv_events = kv_events
+        self._kv_changed = asyncio.Event()
         self._context_length = min(context_length, self._core.pool.capacity * KV_BLOCK)
         self._wake = asyncio.Event()
         self._stopped = False
@@ -38,6 +53,7 @@ class SimEngine:
             kv_blocks=self._core.pool.capacity,
             kv_block_size=KV_BLOCK,
             capabilities=("logprobs",),
+            kv_events=self._kv_events,
         )
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
@@ -64,12 +80,23 @@ class SimEngine:
                 due = time.monotonic()
                 continue
             step = self._core.step()
+            if len(self._core.pool.changes):
+                self._kv_changed.set()
             assert step.cost is not None
             due = max(due + step.cost.step_ms / 1e3, time.monotonic() - CATCH_UP_S)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             yield step
 
+    async def kv_events(self) -> AsyncGenerator[KvChange, None]:
+        """See `Engine`. A block counts from the step that computes it, as vLLM counts it when it is scheduled."""
+        while not self._stopped:
+            await self._kv_changed.wait()
+            self._kv_changed.clear()
+            if change := self._core.pool.changes.take():
+                yield change
+
     async def stop(self) -> None:
-        """See `Engine`: ends `steps`."""
+        """See `Engine`: ends `steps` and `kv_events`."""
         self._stopped = True
+        self._kv_changed.set()
         self._wake.set()

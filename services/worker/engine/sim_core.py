@@ -15,6 +15,7 @@ import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from services.common import blocks
 from services.common.frames import FinishReason
 from services.worker.engine import sim_tokens
 from services.worker.engine.base import EngineLoad, EngineStep, Finish, StepCost
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from services.worker.engine.base import EngineRequest
 
-KV_BLOCK = 16
+KV_BLOCK = blocks.BLOCK_TOKENS
 """Tokens per KV block."""
 _MASK = sim_tokens.BLOCK - 1
 
@@ -61,8 +62,8 @@ class _Seq:
     id: int
     order: tuple[int, int]  # priority, arrival
     key: int
-    keys: list[int]  # of every full block of known tokens
-    root: int
+    keys: list[bytes]  # of every full block of known tokens
+    root: bytes
     tail: list[int]  # known tokens after the last full block
     length: int
     index: int  # of the next token
@@ -80,11 +81,12 @@ class _Seq:
 
 
 class SimCore:
-    """The engine's state; `step` moves it on by one step."""
+    """The engine's state; `step` moves it on by one step. `version` names the model in the hashes of its blocks."""
 
-    def __init__(self, model: SimModel, vocabulary: npt.NDArray[np.uint32]) -> None:
+    def __init__(self, model: SimModel, vocabulary: npt.NDArray[np.uint32], version: str = "") -> None:
         self.model = model
         self.pool = KvPool(model.kv_tokens // KV_BLOCK)
+        self._version = version
         self._vocabulary = vocabulary
         self._vocabulary_list: list[int] = vocabulary.tolist()
         self._budget = max(model.max_batched_tokens, model.max_running)
@@ -109,13 +111,13 @@ class SimCore:
         limit = first + sampling.max_tokens
         natural = max(sim_tokens.natural_length(key), first + max(1, sampling.min_tokens))
         stops = not sampling.ignore_eos and natural <= limit
-        root = hash((request.cache_salt, request.lora))
+        root = blocks.root(self._version, request.lora, request.cache_salt)
         tokens: list[int] = request.tokens.tolist()
         seq = _Seq(
             id=request.id,
             order=(request.priority, self._arrivals),
             key=key,
-            keys=_chain(root, tokens),
+            keys=blocks.split(blocks.chain(root, tokens)),
             root=root,
             tail=tokens[len(tokens) // KV_BLOCK * KV_BLOCK :],
             length=len(tokens),
@@ -212,7 +214,7 @@ class SimCore:
         seq.length += 1
         seq.tail.append(token)
         if len(seq.tail) == KV_BLOCK:
-            seq.keys.append(hash((seq.keys[-1] if seq.keys else seq.root, tuple(seq.tail))))
+            seq.keys.append(blocks.chain(seq.keys[-1] if seq.keys else seq.root, seq.tail))
             seq.tail = []
 
     def _grow_decoding(self) -> bool:
@@ -290,12 +292,3 @@ class SimCore:
     def _match(self, seq: _Seq) -> int:
         """Cached full blocks; the last token is always computed, or there would be nothing to sample from."""
         return self.pool.match(seq.keys[: (seq.length - 1) // KV_BLOCK])
-
-
-def _chain(root: int, tokens: list[int]) -> list[int]:
-    """A key per full block, over the block and all before it."""
-    keys, parent = [], root
-    for at in range(0, len(tokens) - KV_BLOCK + 1, KV_BLOCK):
-        parent = hash((parent, tuple(tokens[at : at + KV_BLOCK])))
-        keys.append(parent)
-    return keys

@@ -10,6 +10,7 @@ Import only after `vllm_env.environment` has been applied.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -32,12 +33,14 @@ from services.worker.engine.base import (
     Finish,
     StepCost,
 )
+from services.worker.engine.kv_map import KvMap
 from services.worker.engine.vllm_args import parse_flags, sampling_params
+from services.worker.engine.vllm_kv import KvSubscriber
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from services.worker.engine.base import EngineRequest
+    from services.worker.engine.base import EngineRequest, KvChange
     from services.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -65,8 +68,12 @@ class _StepListener(StatLoggerBase):  # type: ignore[misc]  # vLLM is not typed
 class VllmEngine:
     """An `Engine` around `AsyncLLM`."""
 
-    def __init__(self, settings: WorkerSettings, flags: Sequence[str]) -> None:
+    def __init__(self, settings: WorkerSettings, flags: Sequence[str], version: str) -> None:
         self._args, self._loras = parse_flags(settings, flags)
+        self._version = version
+        self._kv: KvSubscriber | None = None
+        if settings.kv_events:
+            self._kv = KvSubscriber.of(self._args)
         self._llm: AsyncLLM
         self._inbox: deque[EngineRequest | list[int]] = deque()
         self._arrived = asyncio.Event()
@@ -111,6 +118,7 @@ class VllmEngine:
                 *(("lora",) if self._loras else ()),
             ),
             loras=tuple(self._loras),
+            kv_events=self._reports_kv(),
         )
 
     async def _warm_up(self) -> None:
@@ -139,6 +147,23 @@ class VllmEngine:
         if known:
             self._inbox.append(known)
             self._arrived.set()
+
+    def _reports_kv(self) -> bool:
+        if self._kv is not None and not self._llm.vllm_config.cache_config.enable_prefix_caching:
+            self._kv.close()
+            self._kv = None
+        return self._kv is not None
+
+    async def kv_events(self) -> AsyncGenerator[KvChange, None]:
+        """See `Engine`."""
+        if self._kv is None:
+            raise RuntimeError("this engine has no KV events: see `EngineInfo.kv_events`")
+        config = self._llm.vllm_config.cache_config
+        blocks = KvMap(self._version, blocks_max=self._kv_blocks)
+        log.info("following vLLM's KV events", extra={"block_size": config.block_size, "blocks": self._kv_blocks})
+        async with contextlib.aclosing(self._kv.changes(blocks)) as changes:
+            async for change in changes:
+                yield change
 
     def load(self) -> EngineLoad:
         """See `Engine`. Prompts count as queued until their first token: vLLM doesn't tell how far they are."""

@@ -174,19 +174,23 @@ class FakeRouter(registry_pb2_grpc.RegistryServicer):
     def __init__(self) -> None:
         self.messages: asyncio.Queue[registry_pb2.WorkerMessage | None] = asyncio.Queue()
         """None = the stream ended."""
+        self.to_send: asyncio.Queue[registry_pb2.RegistryMessage] = asyncio.Queue()
         self.hang_up = asyncio.Event()
 
-    async def Register(self, request_iterator: Any, context: Any) -> AsyncIterator[registry_pb2.RegistryMessage]:
+    async def Register(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # writes by context
         """One worker, until it leaves or `hang_up`."""
         try:
             self.messages.put_nowait(await anext(request_iterator))
-            yield registry_pb2.RegistryMessage(registered=registry_pb2.Registered(router_id="fake", incarnation=1))
+            registered = registry_pb2.Registered(router_id="fake", incarnation=1)
+            await context.write(registry_pb2.RegistryMessage(registered=registered))
             async with asyncio.TaskGroup() as tasks:
                 hang_up = tasks.create_task(self.hang_up.wait())
                 listen = tasks.create_task(self._listen(request_iterator))
+                say = tasks.create_task(self._say(context))
                 await asyncio.wait({hang_up, listen}, return_when=asyncio.FIRST_COMPLETED)
                 hang_up.cancel()
                 listen.cancel()
+                say.cancel()
             self.hang_up.clear()
         finally:
             self.messages.put_nowait(None)
@@ -194,6 +198,10 @@ class FakeRouter(registry_pb2_grpc.RegistryServicer):
     async def _listen(self, request_iterator: Any) -> None:
         async for message in request_iterator:
             self.messages.put_nowait(message)
+
+    async def _say(self, context: Any) -> None:
+        while True:
+            await context.write(await self.to_send.get())
 
     async def registration(self) -> registry_pb2.Registration:
         """The next registration; what comes before it is dropped."""
@@ -204,11 +212,22 @@ class FakeRouter(registry_pb2_grpc.RegistryServicer):
                     return message.registration
 
     async def report(self) -> registry_pb2.LoadReport:
-        """The next report."""
+        """The next report; block events before it are dropped."""
         async with asyncio.timeout(WAIT_S):
             message = await self.messages.get()
+            while message is not None and message.HasField("blocks"):
+                message = await self.messages.get()
         assert message is not None
         return message.report
+
+    async def blocks(self) -> registry_pb2.BlockEvents:
+        """The next block events; reports before them are dropped."""
+        async with asyncio.timeout(WAIT_S):
+            message = await self.messages.get()
+            while message is not None and not message.HasField("blocks"):
+                message = await self.messages.get()
+        assert message is not None
+        return message.blocks
 
 
 @contextlib.asynccontextmanager

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import grpc.aio
+from penstock.v1 import registry_pb2
 
 from services.common import rpc
+from services.common.blocks import chain, root
 from services.common.frames import FinishReason
 from services.worker.engine.sim_core import KV_BLOCK
 from tests.integration.worker.harness import attached, fake_router, running, sim_settings, submit
@@ -120,3 +122,43 @@ async def test_draining_is_reported_at_once_and_leaving_ends_the_stream() -> Non
         async with asyncio.timeout(20):
             while await router.messages.get() is not None:
                 pass
+
+
+async def test_blocks_begin_with_a_snapshot_and_go_on_with_changes() -> None:
+    prompt = list(range(100, 260))
+    async with (
+        fake_router() as (router, at),
+        running(sim_settings(routers=(at,))) as (worker, address),
+        attached(address, worker.incarnation) as gateway,
+    ):
+        assert (await router.registration()).reports_blocks
+        first = await router.blocks()
+        assert (first.sequence, first.snapshot_begin, first.snapshot_end, first.stored) == (1, True, True, b"")
+        await gateway.send(submit(1, prompt, cache_salt="s", sampling={"max_tokens": 2}))
+        said = await router.blocks()
+        assert (said.sequence, said.snapshot_begin, said.snapshot_end, said.removed) == (2, False, False, b"")
+        assert said.stored == chain(root(worker.card.meta.version, salt="s"), prompt)
+        router.to_send.put_nowait(registry_pb2.RegistryMessage(resend_blocks=registry_pb2.ResendBlocks()))
+        again = await router.blocks()
+        assert (again.sequence, again.snapshot_begin, again.snapshot_end) == (3, True, True)
+        assert again.stored == said.stored
+        router.hang_up.set()
+        await router.registration()
+        fresh = await router.blocks()
+        assert (fresh.sequence, fresh.snapshot_begin, fresh.stored) == (1, True, said.stored)
+
+
+async def test_blocks_can_be_switched_off() -> None:
+    async with (
+        fake_router() as (router, at),
+        running(sim_settings(routers=(at,), kv_events=False)) as (worker, address),
+        attached(address, worker.incarnation) as gateway,
+    ):
+        assert not (await router.registration()).reports_blocks
+        await gateway.send(submit(1, list(range(64)), lease=3))
+        while True:
+            message = await router.messages.get()
+            assert message is not None
+            assert not message.HasField("blocks")
+            if message.report.leases_ended:
+                break

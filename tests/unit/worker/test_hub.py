@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.common.frames import FinishReason, StepFrame, decode_frame
-from services.worker.engine.base import EngineLoad, EngineStep, Finish, StepCost
+from services.worker.engine.base import EngineLoad, EngineStep, Finish, KvChange, StepCost
 from services.worker.engine.sim_core import SimCore, SimModel
 from services.worker.hub import Gateway, Hub
 from services.worker.submits import Limits
@@ -45,6 +45,9 @@ class Recorder:
         self.aborts.append(list(ids))
 
     def steps(self) -> AsyncGenerator[EngineStep, None]:
+        raise NotImplementedError
+
+    def kv_events(self) -> AsyncGenerator[KvChange, None]:
         raise NotImplementedError
 
     def load(self) -> EngineLoad:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.common import blocks
 from services.common.frames import FinishReason
 from services.worker.engine import sim_tokens
 from services.worker.engine.sim_core import KV_BLOCK, SimCore, SimModel
@@ -243,3 +244,24 @@ def test_load_counts_what_runs_and_waits() -> None:
     load = run.core.load()
     assert (load.running, load.waiting, load.queued_prefill_tokens) == (2, 1, 40)
     assert load.free_kv_blocks == run.core.pool.capacity - 2 * 3
+
+
+@settings(max_examples=150, deadline=None)
+@given(arrivals, st.sampled_from([8, 12, 40]), st.lists(st.sampled_from(["", "x"]), min_size=12, max_size=12))
+def test_block_changes_predict_every_cache_hit(
+    wanted: list[tuple[list[int], int, int, int]], kv_blocks: int, salts: list[str]
+) -> None:
+    """One after the other: what the changes said before is what a sequence then finds, under the gateways' names."""
+    run = Run(SimCore(SimModel(kv_tokens=kv_blocks * KV_BLOCK), VOCABULARY, "v"))
+    held: set[bytes] = set()
+    for id_, ((tokens, max_tokens, _, _), salt) in enumerate(zip(wanted, salts, strict=False)):
+        names = blocks.split(blocks.chain(blocks.root("v", "", salt), tokens))[: (len(tokens) - 1) // KV_BLOCK]
+        predicted = next((at for at, name in enumerate(names) if name not in held), len(names)) * KV_BLOCK
+        run.core.submit(request(id_, tokens, salt=salt, max_tokens=max_tokens))
+        run.to_end()
+        assert run.cached[id_] == predicted
+        change = run.core.pool.changes.take()
+        assert not held & set(change.stored)
+        assert held >= set(change.removed)
+        held = (held | set(change.stored)) - set(change.removed)
+        assert len(held) <= kv_blocks
