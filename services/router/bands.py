@@ -92,14 +92,6 @@ class Bands:
             return None
         return max(sum([worker.free_sequences for worker in workers]) - kept, self.lacks(band), 0)
 
-    def contended(self, now: float, band: int) -> bool:
-        """Whether somebody else, of a class above or another tenant, may suffer from what this class queues up."""
-        demand_s = self._config.demand_s
-        lanes = self.lanes
-        if now - lanes[band].mixed_at < demand_s:
-            return True
-        return any(now - lanes[above].asked_at < demand_s for above in range(band))
-
     def goes_at_once(self, now: float, band: int) -> bool:
         """Whether a new request of this class is before everybody who waits."""
         for number, lane in enumerate(self.lanes):

@@ -44,9 +44,12 @@ class SchedulerConfig:
     """Cost of a generated token in uncached prompt tokens (Sheng et al. 2024)."""
     deadline_horizon_s: float = 30.0
     """In its tenant's queue a request stands as if its deadline were at most so long after its arrival."""
-    backlog_ms_max: float = 400.0
-    """While classes or tenants compete, workers whose predicted TTFT of an empty prompt is over this get nothing more:
-    what is not started yet waits here, where there is an order, and not in the engine's queue."""
+    patience: float = 15.0
+    """Without deadlines, requests of a tenant stand as if due so many times their prefill after their arrival, so that
+    short work and cached prompts pass long ones; within `deadline_horizon_s`."""
+    backlog_ms_max: float = 250.0
+    """Workers that have more prefill than this before them get nothing more: what is not started yet waits here, where
+    there is an order, and not in the engine's queue. Two reports apart, so that no engine runs dry."""
     preempts_max: int = 4
     """Leases per model that are asked for at one time."""
     preempt_age_s: float = 10.0

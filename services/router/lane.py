@@ -36,27 +36,25 @@ class Lane:
         self.retry_after = RetryAfter()
         self.asked_at = -math.inf
         """The latest arrival."""
-        self.mixed_at = -math.inf
-        """The latest arrival of another tenant than the one before it."""
         self.promoted: Account | None = None
         if above is not None:
             self.promoted = above.accounts.new("")
             self.promoted.weight = config.promoted_weight
-        self._latest: str | None = None
         self._ages: list[tuple[float, int, Request]] = []
 
-    def asked(self, now: float, tenant: str) -> None:
+    def asked(self, now: float) -> None:
         """A request arrived, whatever becomes of it."""
         self.asked_at = now
-        if tenant != self._latest:
-            if self._latest is not None:
-                self.mixed_at = now
-            self._latest = tenant
 
     def push(self, request: Request) -> None:
         """It waits."""
         config, account = self._config, self.accounts.of(request)
-        request.due = min(request.deadline, request.arrived + config.deadline_horizon_s)
+        horizon_s = config.deadline_horizon_s
+        request.due = request.arrived + horizon_s
+        if request.deadline < math.inf:
+            request.due = min(request.due, request.deadline)
+        else:
+            request.due += min(config.patience * request.work_s, horizon_s)
         request.cost = cost_of(config, request.prompt_tokens, request.answer_tokens)
         request.account = account
         account.queue.push(request)

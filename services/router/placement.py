@@ -1,15 +1,17 @@
 """Where a request runs: the worker with the lowest predicted time to first token that has room for all of it.
 
 The prediction counts what the worker has to compute before, what of the prompt it doesn't hold yet, and what a full KV
-cache will cost. See docs/scheduling.md.
+cache will cost. Work weighs more than waiting: a cache hit given away is paid for by everybody behind. Why, and what
+was tried: docs/scheduling.md.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from services.router.requests import Request
     from services.router.workers import Worker
@@ -17,21 +19,34 @@ if TYPE_CHECKING:
 _TIE = 1.05
 _TIE_MS = 0.5
 """Predictions within 5 % and half a millisecond of the best are equal: the fit's noise must not pick one for ever."""
-HIT_WEIGHT = 1.0
+_GIVEN_AWAY = 3.0
+"""Weight of a cached token that is given away, beside one of waiting. It bounds the imbalance too: a worker with the
+prefix is at most three times the saved prefill behind another before that one gets the request, and so the prefix."""
+_HOLD_OUT = 30.0
+"""A request waits for the worker that has its prefix at most so many times the prefill that this saves."""
 
 
-def best(request: Request, workers: Iterable[Worker], within: Collection[int] | None = None) -> Worker | None:
-    """The worker for `request`, or None when no one has room now. One pass over the workers.
+def best(
+    request: Request,
+    workers: Iterable[Worker],
+    within: Collection[int] | None = None,
+    backlog_ms: float = math.inf,
+) -> Worker | None:
+    """The worker for `request`, or None when no one has room now, or when it should hold out for a better one.
 
     Args:
         workers: those with any room at all.
         within: when given, incarnations that alone may be chosen.
+        backlog_ms: workers with more prefill than that before them get nothing now.
 
-    Among equals, the one that served the session last, else the one whose last grant is the longest ago.
+    Among equals, the one that served the session last, else the one whose last grant is the longest ago. Sets
+    `request.holds_out`.
     """
     sequences, tokens, prompt = request.choices, request.prompt_tokens + request.max_tokens, request.prompt_tokens
     excluded = request.excluded
     hits = request.match.hits() if request.match is not None else None
+    # What it doesn't hold costs its own time; what another holds and it doesn't costs everybody's behind, too.
+    most_work = prompt + (_GIVEN_AWAY - 1) * max(hits.values()) if hits else prompt
     block_size = blocks = likely = 0
     # Two lists, not one of pairs: a thousand tuples per decision would set off the garbage collector each time.
     scores: list[float] = []
@@ -44,19 +59,45 @@ def best(request: Request, workers: Iterable[Worker], within: Collection[int] | 
             continue
         if (excluded and worker.incarnation in excluded) or (within is not None and worker.incarnation not in within):
             continue
-        uncached = prompt - hits.get(worker, 0) if hits else prompt
-        score = worker.base_ms + worker.slope_ms * uncached * HIT_WEIGHT
+        work = most_work - _GIVEN_AWAY * hits.get(worker, 0) if hits else prompt
         if likely > worker.spare_blocks:
-            score += worker.slope_ms * block_size * (likely - worker.spare_blocks)
-        scores.append(score)
+            work += block_size * (likely - worker.spare_blocks)
+        scores.append(worker.base_ms + worker.slope_ms * work)
         fitting.append(worker)
-    if not fitting:
-        return None
-    limit = min(scores) * _TIE + _TIE_MS
-    equals = [worker for score, worker in zip(scores, fitting, strict=True) if score <= limit]
+    request.holds_out = False
+    return _choose(request, scores, fitting, backlog_ms) if fitting else None
+
+
+def _choose(request: Request, scores: Sequence[float], workers: Sequence[Worker], backlog_ms: float) -> Worker | None:
+    lowest = min(scores)
+    first = workers[scores.index(lowest)]
+    if first.backlog_ms > backlog_ms:
+        ready = [score for score, worker in zip(scores, workers, strict=True) if worker.backlog_ms <= backlog_ms]
+        if not ready:
+            return None
+        lowest = min(ready)
+        if _holds_out(request, first, workers[scores.index(lowest)]):
+            request.holds_out = True
+            return None
+    limit = lowest * _TIE + _TIE_MS
+    equals = [
+        worker
+        for score, worker in zip(scores, workers, strict=True)
+        if score <= limit and worker.backlog_ms <= backlog_ms
+    ]
     if request.affine in equals:
         return request.affine
     return min(equals, key=_least_recent)
+
+
+def _holds_out(request: Request, behind: Worker, ready: Worker) -> bool:
+    """Whether the prefill that it saves on `behind` is worth more waiting than it did already."""
+    match = request.match
+    if match is None:
+        return False
+    hits = match.hits()
+    saved_ms = behind.slope_ms * (hits.get(behind, 0) - hits.get(ready, 0))
+    return (match.now - request.arrived) * 1e3 < saved_ms * _HOLD_OUT
 
 
 def _least_recent(worker: Worker) -> tuple[int, int]:

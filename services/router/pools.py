@@ -91,6 +91,14 @@ class Pool:
             worker.could_hold(request) for worker in self.eligible.values() if worker.incarnation not in excluded
         )
 
+    def prefill_s(self, request: Request) -> float:
+        """To compute of its prompt what the worker with most of it doesn't hold; 0.0 while there is no worker."""
+        worker = next(iter(self.eligible.values()), None)
+        if worker is None:
+            return 0.0
+        hit = max(request.match.hits().values(), default=0) if request.match is not None else 0
+        return worker.slope_ms * (request.prompt_tokens - hit) / 1000
+
     def predicted_ttft_s(self, request: Request) -> float:
         """On the best worker once it is the request's turn; 0.0 while the speed of some worker isn't known."""
         workers = self.eligible.values()

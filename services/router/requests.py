@@ -46,6 +46,10 @@ class Request:
     """Its class as a number from 0, the most urgent, to 2."""
     due: float = field(default=math.inf, init=False)
     """Where it stands among its tenant's requests."""
+    work_s: float = field(default=0.0, init=False)
+    """Prefill that it needed where most of it was cached, on entry."""
+    holds_out: bool = field(default=False, init=False)
+    """There was room in the last search, but it waits for a worker that is behind and has its prefix."""
     cost: float = field(default=0.0, init=False)
     """Weighted tokens that it is expected to come to, while it waits."""
     account: Account | None = field(default=None, init=False)

@@ -10,7 +10,7 @@ from services.router.events import Event, Granted, Queued, Rejected, RejectReaso
 from services.router.lane import cost_of
 from services.router.placement import best
 from services.router.preemption import Preemptions
-from services.router.search import candidates, next_fit
+from services.router.search import next_fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +44,7 @@ class WaitingRoom:
     def admit(self, now: float, pool: Pool, request: Request) -> None:
         """Grant a new request, let it wait, or reject it."""
         bands, lane = pool.queue, pool.queue.lanes[request.band]
-        lane.asked(now, request.tenant)
+        lane.asked(now)
         if bands.goes_at_once(now, request.band):
             worker = self._fitting(now, pool, request)
             if worker is not None:
@@ -67,7 +67,7 @@ class WaitingRoom:
         spare = pool.queue.spare(now, request.band, pool.open.values())
         if spare is not None and request.choices > spare:
             return None
-        return best(request, candidates(pool, self._config, now, request.band).values())
+        return best(request, pool.open.values(), backlog_ms=self._config.backlog_ms_max)
 
     def _in_time(self, now: float, pool: Pool, request: Request) -> bool:
         """Refuse the request if its deadline can't be met."""
@@ -203,6 +203,7 @@ class WaitingRoom:
 
     def _enter(self, now: float, pool: Pool, request: Request) -> None:
         lane = pool.queue.lanes[request.band]
+        request.work_s = pool.prefill_s(request)
         lane.push(request)
         request.position_sent = 0
         self._entered.append(request)

@@ -70,9 +70,9 @@ class Worker:
 
     __slots__ = (
         "_counted_blocks", "_counted_sequences", "_likely_blocks", "_own_blocks", "_own_sequences", "_pending_prefill",
-        "_released", "_report", "base_ms", "block_size", "bounced", "draining", "free_blocks", "free_sequences",
-        "granted_order", "has_room", "info", "last_heard", "leases", "model", "order", "pools", "slope_ms",
-        "spare_blocks",
+        "_released", "_report", "backlog_ms", "base_ms", "block_size", "bounced", "draining", "free_blocks",
+        "free_sequences", "granted_order", "has_room", "info", "last_heard", "leases", "model", "order", "pools",
+        "slope_ms", "spare_blocks",
     )  # fmt: skip
 
     def __init__(self, info: Registration, order: int, now: float) -> None:
@@ -237,5 +237,6 @@ class Worker:
         self.spare_blocks = int(self.info.kv_blocks * _FULL) - self._likely_blocks - foreign
         overhead = model.a + model.c * sequences
         self.slope_ms = model.b + overhead / model.chunk_tokens
-        self.base_ms = overhead + self.slope_ms * self.known_prefill_tokens
+        self.backlog_ms = self.slope_ms * self.known_prefill_tokens
+        self.base_ms = overhead + self.backlog_ms
         self.has_room = self.free_sequences > 0 and self.free_blocks > 0 and not self.draining and not self.bounced

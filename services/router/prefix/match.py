@@ -24,6 +24,11 @@ class Match:
         self._at = tracker.now
         self._hits = tracker.look_up(request)
 
+    @property
+    def now(self) -> float:
+        """The scheduler's clock."""
+        return self._tracker.now
+
     def hits(self) -> dict[Worker, int]:
         """Worker -> tokens of the prompt predicted to be cached there; those with none, or not trusted, left out."""
         tracker = self._tracker

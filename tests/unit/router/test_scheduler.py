@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from services.router.events import Granted, ModelChanged, Queued, Rejected, WorkerDropped
 from services.router.workers import Report
 from tests.unit.router.world import World, of, only, registration
@@ -24,7 +26,10 @@ def test_the_emptier_worker_is_preferred() -> None:
 
 
 def test_load_is_raised_at_the_grant_before_any_report() -> None:
-    world = World(*(registration(n, max_sequences=8, kv_blocks=10_000, context_length=9000) for n in (1, 2, 3, 4)))
+    world = World(
+        *(registration(n, max_sequences=8, kv_blocks=10_000, context_length=9000) for n in (1, 2, 3, 4)),
+        backlog_ms_max=math.inf,
+    )
     chosen = [only(Granted, world.acquire(prompt_tokens=4000)).incarnation for _ in range(16)]
     assert sorted(chosen) == sorted([1, 2, 3, 4] * 4)
 
@@ -32,7 +37,7 @@ def test_load_is_raised_at_the_grant_before_any_report() -> None:
 def test_the_faster_worker_gets_more_of_a_burst() -> None:
     steps = [(2.0 + 0.02 * tokens, tokens, 1) for tokens in (0, 100, 500, 1000, 2000) for _ in range(3)]
     slow = [(20.0 + 0.2 * tokens, tokens, 1) for tokens in (0, 100, 500, 1000, 2000) for _ in range(3)]
-    world = World(*(registration(n, max_sequences=100, kv_blocks=10_000) for n in (1, 2)))
+    world = World(*(registration(n, max_sequences=100, kv_blocks=10_000) for n in (1, 2)), backlog_ms_max=math.inf)
     for _ in range(8):
         world.report(1, steps=tuple(slow))
         world.report(2, steps=tuple(steps))
@@ -149,7 +154,7 @@ def test_a_yielded_lease_goes_back_to_its_old_place_without_counting_as_bounced(
 
 
 def test_small_requests_pass_a_large_one_so_often_and_no_more() -> None:
-    world = World(registration(max_sequences=100, kv_blocks=20), passes_max=3)
+    world = World(registration(max_sequences=100, kv_blocks=20), passes_max=3, patience=0.0)
     first = world.fill(1, prompt_tokens=160)[0]
     large = only(Queued, world.acquire(prompt_tokens=280)).request
     small = [world.acquire() for _ in range(5)]
@@ -169,7 +174,10 @@ def test_any_number_that_excludes_the_only_free_worker_blocks_nobody() -> None:
 
 def test_workers_are_held_only_where_the_held_for_may_go() -> None:
     world = World(
-        registration(1, max_sequences=9, kv_blocks=20), registration(2, max_sequences=9, kv_blocks=20), passes_max=0
+        registration(1, max_sequences=9, kv_blocks=20),
+        registration(2, max_sequences=9, kv_blocks=20),
+        passes_max=0,
+        patience=0.0,
     )
     world.fill(2, prompt_tokens=160)
     only(Queued, world.acquire(prompt_tokens=280, excluded=frozenset({2})))
@@ -287,7 +295,7 @@ def test_a_lease_belongs_to_its_gateway() -> None:
 
 
 def test_withdrawing_frees_the_way_for_those_behind() -> None:
-    world = World(registration(max_sequences=100, kv_blocks=20), passes_max=0)
+    world = World(registration(max_sequences=100, kv_blocks=20), passes_max=0, patience=0.0)
     world.fill(1, prompt_tokens=160)
     large = only(Queued, world.acquire(prompt_tokens=280)).request
     only(Queued, world.acquire())
