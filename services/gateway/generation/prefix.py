@@ -40,4 +40,5 @@ def session_key(tenant: Tenant, name: str) -> str:
     """What routers know a conversation by: it doesn't tell the client's name for it. Empty = none."""
     if not name:
         return ""
-    return blake2b(f"{tenant.id}\0{name}".encode(), digest_size=8, person=b"penstock-sess").hexdigest()
+    data = f"{tenant.id}\0{name}".encode(errors="surrogatepass")  # a header may hold any bytes
+    return blake2b(data, digest_size=8, person=b"penstock-sess").hexdigest()

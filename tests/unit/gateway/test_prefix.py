@@ -37,3 +37,4 @@ def test_a_session_belongs_to_its_tenant_and_is_not_told() -> None:
     assert "alice" not in key
     assert len({key, session_key(tenant("b"), "alice@example.com"), session_key(tenant("a"), "bob")}) == 3
     assert session_key(tenant("a"), "") == ""
+    assert session_key(tenant("a"), "\udcff")  # bytes of a header that are no UTF-8
