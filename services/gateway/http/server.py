@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LINGER_S = 1.0
+_LINGER_S = 3.0
 """How long what a client still sends is read and thrown away after an early answer, so that it sees the answer."""
 _CLIENT_GONE = 499
 

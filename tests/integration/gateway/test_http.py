@@ -219,6 +219,12 @@ async def test_garbage_after_a_request_ends_that_connection_only(stage: Stage) -
         assert (await scene.door.get("/health/ready")).status == 200
 
 
+@pytest.fixture
+def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.http.server._LINGER_S", 0.1)
+
+
+@pytest.mark.usefixtures("short_linger")
 async def test_a_body_that_is_announced_as_too_large_is_refused_unread(stage: Stage) -> None:
     async with stage(body_bytes_max=2048) as scene:
         link = await Socket.to(scene)
@@ -230,6 +236,7 @@ async def test_a_body_that_is_announced_as_too_large_is_refused_unread(stage: St
         link.writer.close()
 
 
+@pytest.mark.usefixtures("short_linger")
 async def test_a_body_that_turns_out_too_large_is_not_read_for_ever(stage: Stage) -> None:
     async with stage(body_bytes_max=2048) as scene:
         link = await Socket.to(scene)
