@@ -102,9 +102,9 @@ class Catalog:
             )
         fetch = self._fetching.get(entry.card_hash)
         if entry.text is None and fetch is not None:
-            left_s = FETCH_TIMEOUT_S if deadline is None else min(FETCH_TIMEOUT_S, deadline - time.monotonic())
-            await asyncio.wait({fetch}, timeout=max(0.0, left_s))
-            if entry.text is None and deadline is not None and deadline <= time.monotonic():
+            left_s = FETCH_TIMEOUT_S if deadline is None else max(0.0, deadline - time.monotonic())
+            done, _ = await asyncio.wait({fetch}, timeout=min(FETCH_TIMEOUT_S, left_s))
+            if not done and left_s < FETCH_TIMEOUT_S:
                 raise DeadlineError("the deadline passed while the model's card was fetched")
         if entry.text is None:
             raise UnavailableError(f"no worker serves {model!r} yet", retry_after_s=5)
