@@ -189,13 +189,17 @@ class FakeRouter(dispatch_pb2_grpc.DispatchServicer):
         addresses = [worker.address for worker in self.workers]
         self.send(model=dispatch_pb2.ModelUpdate(model=MODEL, card_hash=card().hash, workers=addresses))
 
-    def grant(self, request: int, worker: FakeWorker) -> int:
+    def grant(self, request: int, worker: FakeWorker, matched_tokens: int = 0) -> int:
         """The lease's number."""
         lease = next(self._leases)
         self._requests[lease] = request
         self.send(
             granted=dispatch_pb2.Granted(
-                request=request, lease=lease, worker=worker.address, incarnation=worker.incarnation
+                request=request,
+                lease=lease,
+                worker=worker.address,
+                incarnation=worker.incarnation,
+                matched_tokens=matched_tokens,
             )
         )
         return lease

@@ -263,3 +263,18 @@ async def test_a_client_that_leaves_the_end_unread_is_given_up_too(stage: Stage)
         assert (await scene.router.releases.get()).outcome == dispatch_pb2.FINISHED  # the worker is free at once
         await idle(scene.door)
         assert await scene.door.metric("penstock_gateway_slow_clients_total") == 1
+
+
+@pytest.mark.usefixtures("small_buffers")
+async def test_a_drain_waits_for_a_client_that_has_not_read_everything(stage: Stage) -> None:
+    async with stage() as scene, Reader(scene.door, max_tokens=4000) as slow:
+        attached = await scene.worker.submit()
+        for token in LONG[:600]:
+            await attached.send([token])
+        await attached.send(finish=FinishReason.STOP)
+        assert (await scene.router.releases.get()).outcome == dispatch_pb2.FINISHED
+        drain = asyncio.create_task(scene.door.gateway.drain())
+        assert (await scene.door.get("/health/ready")).status == 503
+        assert not drain.done()
+        assert parse_events(await slow.rest())[-1].data == "[DONE]"
+        await drain

@@ -9,12 +9,14 @@ import pytest
 from penstock.v1 import dispatch_pb2
 
 from services.gateway.mesh.rendezvous import choose
+from services.gateway.text.models import TextModel
 from tests.integration.gateway.doors import running_gateway
 from tests.integration.gateway.peers import MODEL, FakeRouter, ids, running_peers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from services.common.card import ModelCard
     from tests.integration.gateway.conftest import Scene, Stage
 
 TEXT = "The valve opens"
@@ -236,3 +238,20 @@ async def test_a_card_that_can_not_be_had_yet(tmp_path: Path) -> None:
                     pass  # the router has not been heard yet
             assert (answer.status, answer.error["code"]) == (504, "deadline_exceeded")
             assert (await door.get("/health/ready")).body["checks"] == {"router": True, "model": False}
+
+
+async def test_a_worker_with_a_card_that_nobody_can_read_does_not_end_the_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_peers() as (routers, workers):
+        good = TextModel.from_card
+
+        def broken(card: ModelCard) -> TextModel:
+            monkeypatch.setattr(TextModel, "from_card", good)
+            raise KeyError("nobody foresaw this")
+
+        monkeypatch.setattr(TextModel, "from_card", broken)
+        async with running_gateway(tmp_path, [routers[0].address]) as door:  # ready after the second attempt
+            answer = asyncio.create_task(door.chat())
+            await (await workers[0].submit()).text("ok")
+            assert (await answer).status == 200
