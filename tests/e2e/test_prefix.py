@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import openai
 
+from tests.e2e.prefixes import hits, prompt
+
 if TYPE_CHECKING:
     from tests.e2e.harness import Mesh
 
@@ -15,19 +17,6 @@ if TYPE_CHECKING:
 def client(mesh: Mesh, gateway: int = 0) -> openai.AsyncOpenAI:
     address = mesh.addresses("gateway")[gateway]
     return openai.AsyncOpenAI(base_url=f"http://{address}/v1", api_key=mesh.api_key, max_retries=0, timeout=30)
-
-
-def prompt(seed: int, tokens: int) -> list[int]:
-    return random.Random(seed).choices(range(300, 1_000), k=tokens)
-
-
-async def hits(api: openai.AsyncOpenAI, tokens: list[int], max_tokens: int = 4) -> tuple[int, int]:
-    """Tokens of the prompt that the router expected to be cached, and that were."""
-    raw = await api.completions.with_raw_response.create(model="nano", prompt=tokens, max_tokens=max_tokens)
-    usage = raw.parse().usage
-    assert usage is not None
-    assert usage.prompt_tokens_details is not None
-    return int(raw.headers["x-penstock-matched-tokens"]), usage.prompt_tokens_details.cached_tokens or 0
 
 
 async def test_a_shared_prompt_goes_to_the_worker_that_has_it(sim_mesh: Mesh) -> None:

@@ -91,7 +91,8 @@ class Choice:
     ) -> None:
         self.number = number
         self.produced: list[int] = []
-        self.cached_tokens = 0
+        self.cached_tokens: int | None = None
+        """As the engine says at its end; None while it hasn't, or where a stop string came first."""
         self.done = False
         self.reason = ""
         self._owner = owner

@@ -64,7 +64,7 @@ class Generation:
         return Usage(
             prompt_tokens=len(self._job.prompt),
             completion_tokens=sum(len(choice.produced) for choice in self.choices),
-            cached_tokens=max(choice.cached_tokens for choice in self.choices),
+            cached_tokens=max(choice.cached_tokens or 0 for choice in self.choices),
         )
 
     async def run(self) -> Usage:
@@ -106,8 +106,12 @@ class Generation:
             raise
         finally:
             self._abort()
-            usage = self.usage
-            lease.release(outcome, usage.completion_tokens, usage.cached_tokens)
+            lease.release(outcome, self.usage.completion_tokens, self._reused(lease))
+
+    def _reused(self, lease: Lease) -> int:
+        """Tokens cached when it began: later choices find the first one's. Unknown = as the router expected."""
+        told = [choice.cached_tokens for choice in self.choices if choice.cached_tokens is not None]
+        return min(told, default=lease.matched_tokens)
 
     def _note(self, lease: Lease) -> None:
         """A lease is there: until the first token, all of the time so far was spent waiting for it."""
@@ -182,7 +186,7 @@ class Generation:
         for choice in self.choices:
             tokens = len(choice.produced)
             if not choice.done and tokens >= self._job.sampling.max_tokens:
-                choice.on_finish(FinishReason.LENGTH, 0, choice.cached_tokens, tokens, "")
+                choice.on_finish(FinishReason.LENGTH, 0, choice.cached_tokens or 0, tokens, "")
         return all(choice.done for choice in self.choices)
 
     def _abort(self) -> None:

@@ -46,9 +46,9 @@ async def test_after_a_move_they_cover_the_tokens_so_far(stage: Stage) -> None:
         await second.send(TOKENS[40:], finish=FinishReason.STOP)
         await stream.rest()
         asks = [await scene.router.acquires.get() for _ in range(2)]
-        assert asks[0].block_hashes == chain(ROOT, ids("hi"))
+        assert not asks[0].block_hashes  # the prompt fills no block
         assert asks[1].block_hashes == chain(ROOT, [*ids("hi"), *TOKENS[:40]])
-        assert len(asks[1].block_hashes) >= 32
+        assert asks[1].block_hashes
 
 
 async def test_the_release_says_what_was_cached_when_it_came(stage: Stage) -> None:
