@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.prefixes import hits, prompt
 from tests.vllm.mesh.conftest import QUESTIONS
 from tests.vllm.mesh.greedy import ask, assert_same, client
 
@@ -87,6 +89,32 @@ async def test_the_model_calls_a_tool(two_workers: Mesh) -> None:
     assert calls[0].type == "function"
     assert calls[0].function.name == "get_weather"
     assert json.loads(calls[0].function.arguments) == {"city": "Paris"}
+
+
+async def test_a_shared_prompt_goes_to_the_worker_that_has_it(two_workers: Mesh) -> None:
+    """For every prompt anew, so that chance would fail; as many tokens are cached as the router expected."""
+    async with client(two_workers) as api:
+        for seed in range(8):
+            tokens = prompt(seed, 600)
+            assert await hits(api, tokens) == (0, 0)
+            assert await hits(api, tokens) == (512, 512)  # whole blocks of 128
+            assert await hits(api, tokens[:300] + prompt(100 + seed, 100)) == (256, 256)
+
+
+async def test_expected_hits_come_true_under_load(two_workers: Mesh) -> None:
+    pick = random.Random(5)
+    asked = [prompt(200 + pick.randrange(4), 300) + prompt(300 + number, 20) for number in range(32)]
+    async with client(two_workers) as api:
+        for seed in range(200, 204):
+            await hits(api, prompt(seed, 300))
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(hits(api, tokens)) for tokens in asked]
+    results = [task.result() for task in running]
+    both = sum(min(pair) for pair in results)
+    assert both >= 0.9 * sum(expected for expected, _ in results)
+    assert both >= 0.9 * sum(found for _, found in results)
+    assert both >= 0.8 * 32 * 256
+    assert "precision" not in two_workers.logs("router-0")  # said when a worker isn't trusted
 
 
 async def test_a_worker_killed_in_mid_stream(
