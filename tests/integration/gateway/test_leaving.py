@@ -278,3 +278,15 @@ async def test_a_drain_waits_for_a_client_that_has_not_read_everything(stage: St
         assert not drain.done()
         assert parse_events(await slow.rest())[-1].data == "[DONE]"
         await drain
+
+
+@pytest.mark.usefixtures("small_buffers")
+async def test_the_last_words_do_not_wait_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.http.sse.BUFFER_BYTES_HIGH", 1 << 30)  # the end alone finds the client behind
+    async with stage(slow_client_s=0.2) as scene, Reader(scene.door, max_tokens=4000):
+        attached = await scene.worker.submit()
+        for token in LONG[:600]:
+            await attached.send([token])
+        await attached.send(finish=FinishReason.STOP)
+        await idle(scene.door)
+        assert await scene.door.metric("penstock_gateway_slow_clients_total") == 1
