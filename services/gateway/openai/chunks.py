@@ -10,10 +10,6 @@ from typing import Any
 
 import orjson
 
-from services.gateway.openai.responses import ChoiceResult, chat_response, completion_response
-
-__all__ = ["ChatChunks", "ChoiceResult", "CompletionChunks", "Usage", "chat_response", "completion_response"]
-
 
 @dataclass(frozen=True, slots=True)
 class Usage:

@@ -13,17 +13,16 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from services.common.errors import ContendedError, InvalidRequestError, PayloadTooLargeError, PenstockError
-from services.gateway.openai.chunks import (
-    ChatChunks,
-    ChoiceResult,
-    CompletionChunks,
-    Usage,
-    chat_response,
-    completion_response,
-)
+from services.gateway.openai.chunks import ChatChunks, CompletionChunks, Usage
 from services.gateway.openai.errors import error_body, error_headers
 from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs, text_length
-from services.gateway.openai.responses import detokenize_response, tokenize_response
+from services.gateway.openai.responses import (
+    ChoiceResult,
+    chat_response,
+    completion_response,
+    detokenize_response,
+    tokenize_response,
+)
 from services.gateway.text.detokenizer import Vocabulary
 from tests.unit.gateway.text import tokenizers_made as made
 
