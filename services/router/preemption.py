@@ -83,7 +83,7 @@ class Preemptions:
             and worker.free_sequences + lease.sequences >= request.choices
             and worker.free_blocks + lease.blocks >= request.blocks(worker.block_size)
             and request.prompt_tokens + request.max_tokens <= worker.info.context_length
-            and worker.base_ms - worker.slope_ms * lease.prefill_tokens <= self._config.backlog_ms_max
+            and worker.backlog_ms - worker.slope_ms * lease.prefill_tokens <= self._config.backlog_ms_max
         )
 
 

@@ -35,6 +35,10 @@ class _Refused(Exception):
     """The worker of the current attempt is full."""
 
 
+class _GaveWay(Exception):
+    """A request of a higher class got the place of the current attempt, of which no token had come."""
+
+
 class Generation:
     """Runs one `Job` to its end, feeding `listener` from the frame callback."""
 
@@ -54,6 +58,7 @@ class Generation:
         self._link: WorkerLink | None = None
         self._handles: dict[Choice, int] = {}
         self._hashes = b""
+        self._moves = 0
         self.queued_s = 0.0
         self.matched_tokens = 0
         """Of the prompt, as many were predicted to be cached where it began."""
@@ -94,6 +99,10 @@ class Generation:
                     self._abort()
                     lease = await self._routers.again(lease, ask)
                     self._note(lease)
+                except _GaveWay:
+                    ask.attempt += 1
+                    lease = await self._routers.again(lease, ask, yielded=True)
+                    self._note(lease)
                 except _Lost as lost:
                     self._abort()
                     if self._complete():
@@ -120,7 +129,10 @@ class Generation:
             self.matched_tokens = lease.matched_tokens
 
     async def _attempt(self, lease: Lease, attempt: int) -> None:
+        if lease.wanted:
+            raise _GaveWay
         self._ended = asyncio.get_running_loop().create_future()
+        lease.give_way = self._give_way
         self._link = self._workers.link(lease.worker, lease.incarnation)
         for submit, choices in self._submits(lease, attempt):
             handles = self._link.submit(submit, choices)
@@ -164,8 +176,9 @@ class Generation:
             stuck = self._job.movable_after_first_token()
             if stuck:
                 raise EngineError(f"the worker was lost ({why}), and {stuck}; send the request again")
-        if ask.attempt >= self._moves_max:
-            raise UnavailableError(f"the worker was lost ({why}) after {ask.attempt} moves", retry_after_s=1)
+        if self._moves >= self._moves_max:
+            raise UnavailableError(f"the worker was lost ({why}) after {self._moves} moves", retry_after_s=1)
+        self._moves += 1
         ask.attempt += 1
         ask.excluded.add(lease.incarnation)
         produced = [len(choice.produced) for choice in self.choices if not choice.done]
@@ -188,6 +201,14 @@ class Generation:
             if not choice.done and tokens >= self._job.sampling.max_tokens:
                 choice.on_finish(FinishReason.LENGTH, 0, choice.cached_tokens or 0, tokens, "")
         return all(choice.done for choice in self.choices)
+
+    def _give_way(self) -> bool:
+        """Stop before the first token, at once: what is on its way would reach the client otherwise."""
+        if self._ended.done() or any(choice.produced for choice in self.choices):
+            return False
+        self._abort()
+        self._end(_GaveWay())
+        return True
 
     def _abort(self) -> None:
         """Stop whatever still runs of this attempt; one message for all of it."""

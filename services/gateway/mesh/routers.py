@@ -74,9 +74,14 @@ class Lease:
     incarnation: int
     matched_tokens: int = 0
     """Of the prompt, as many should be cached on that worker."""
+    give_way: Callable[[], bool] | None = None
+    """Asked when a request of a higher class wants the place: stops and says yes, or says that a token has come."""
+    wanted: bool = False
+    """Asked for before `give_way` was there to answer: its owner gives it back first thing."""
 
     def release(self, outcome: pb.Outcome.ValueType, completion_tokens: int = 0, cached_tokens: int = 0) -> None:
         """Give the lease back."""
+        self.link.forget(self)
         self.link.send(
             pb.GatewayMessage(
                 release=pb.Release(
@@ -115,6 +120,7 @@ class RouterLink:
         self._numbers = itertools.count(1)
         self._outbox: rpc.Outbox[pb.GatewayMessage] = rpc.Outbox(OUTBOX_MESSAGES_MAX)
         self._waits: dict[int, asyncio.Future[Lease]] = {}
+        self._held: dict[int, Lease] = {}
         self._stream = 0
         self._call: grpc.aio.StreamStreamCall[pb.GatewayBatch, pb.RouterBatch] | None = None
         self._handlers: dict[str, Callable[[Any], None]] = {
@@ -173,6 +179,7 @@ class RouterLink:
             yield pb.GatewayBatch(messages=messages)
 
     def _lose(self) -> None:
+        self._held.clear()
         waits, self._waits = self._waits, {}
         for wait in waits.values():
             if not wait.done():
@@ -212,12 +219,24 @@ class RouterLink:
         )  # fmt: skip
         return await self._wait(request)
 
-    async def bounced(self, lease: Lease) -> Lease:
-        """The worker refused `lease`: back to the old place in the queue; the next lease. Raises as `acquire`."""
+    async def give_back(self, lease: Lease, *, yielded: bool) -> Lease:
+        """The worker refused `lease`, or it `yielded`: back to the old place in the queue; the next lease.
+
+        Raises as `acquire`.
+        """
         if not self.live or lease.stream != self._stream:
             raise LinkLostError(self.address)
-        self.send(pb.GatewayMessage(bounced=pb.Bounced(lease=lease.id)))
+        self.forget(lease)
+        if yielded:
+            self.send(pb.GatewayMessage(yielded=pb.Yielded(lease=lease.id)))
+        else:
+            self.send(pb.GatewayMessage(bounced=pb.Bounced(lease=lease.id)))
         return await self._wait(lease.request)
+
+    def forget(self, lease: Lease) -> None:
+        """It is over: nobody can want it any more."""
+        if self._held.get(lease.id) is lease:
+            del self._held[lease.id]
 
     async def _wait(self, request: int) -> Lease:
         wait: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
@@ -245,6 +264,7 @@ class RouterLink:
         if wait is None or wait.done():  # withdrawn while the grant was on its way
             lease.release(pb.CANCELLED)
         else:
+            self._held[lease.id] = lease
             wait.set_result(lease)
 
     def _rejected(self, rejected: pb.Rejected) -> None:
@@ -258,8 +278,11 @@ class RouterLink:
             wait.set_exception(UnavailableError(f"the router sent this to {overflow.queue}, which this gateway lacks"))
 
     def _preempted(self, preempt: pb.Preempt) -> None:
-        # A refusal is always legal; giving way comes with priority classes.
-        self.send(pb.GatewayMessage(refused=pb.Refused(lease=preempt.lease)))
+        lease = self._held.get(preempt.lease)
+        if lease is not None and lease.give_way is None:
+            lease.wanted = True  # its owner hasn't run since the grant, and will give it back first thing
+        elif lease is None or lease.give_way is None or not lease.give_way():
+            self.send(pb.GatewayMessage(refused=pb.Refused(lease=preempt.lease)))
 
 
 def _refusal(rejected: pb.Rejected) -> Exception:
@@ -342,12 +365,12 @@ class RouterPool:
             except MovedError:
                 draining.add(link.address)
 
-    async def again(self, lease: Lease, ask: Ask) -> Lease:
-        """Another lease after the worker refused this one. Raises as `acquire`."""
+    async def again(self, lease: Lease, ask: Ask, *, yielded: bool = False) -> Lease:
+        """Another lease after the worker refused this one, or it `yielded` to a higher class. Raises as `acquire`."""
         try:
             async with asyncio.timeout_at(ask.deadline):
                 try:
-                    return await lease.link.bounced(lease)
+                    return await lease.link.give_back(lease, yielded=yielded)
                 except (LinkLostError, MovedError):
                     return await self._acquire(ask)
         except TimeoutError:

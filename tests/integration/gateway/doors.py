@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-KEY, OTHER_KEY, CACHING_KEY = "sk-dev", "sk-other", "sk-caching"
+KEY, OTHER_KEY, CACHING_KEY, BATCH_KEY = "sk-dev", "sk-other", "sk-caching", "sk-batch"
 TENANTS = f"""
 tenants:
   - id: dev
@@ -32,6 +32,9 @@ tenants:
   - id: caching
     key_hashes: ["{hash_key(CACHING_KEY)}"]
     response_cache: true
+  - id: batch
+    key_hashes: ["{hash_key(BATCH_KEY)}"]
+    max_class: batch
 """
 READY_S = 30.0
 

@@ -163,6 +163,7 @@ class FakeRouter(dispatch_pb2_grpc.DispatchServicer):
         self.workers = list(workers)
         self.manual = False
         self.acquires, self.releases, self.bounces, self.withdraws = Turns(), Turns(), Turns(), Turns()
+        self.yields, self.refusals = Turns(), Turns()
         self.address = ""
         self._leases = itertools.count(1)
         self._asked: dict[int, dispatch_pb2.Acquire] = {}
@@ -208,6 +209,10 @@ class FakeRouter(dispatch_pb2_grpc.DispatchServicer):
         """Refuse a request."""
         self.send(rejected=dispatch_pb2.Rejected(request=request, reason=reason, retry_after_ms=retry_after_ms))
 
+    def preempt(self, lease: int) -> None:
+        """Ask for a lease back."""
+        self.send(preempt=dispatch_pb2.Preempt(lease=lease))
+
     def cut(self) -> None:
         """End all streams."""
         for outbox in self._streams:
@@ -244,6 +249,11 @@ class FakeRouter(dispatch_pb2_grpc.DispatchServicer):
             case "bounced":
                 self.bounces.put(message.bounced.lease)
                 self._grant_some(self._requests[message.bounced.lease])
+            case "yielded":
+                self.yields.put(message.yielded.lease)
+                self._grant_some(self._requests[message.yielded.lease])
+            case "refused":
+                self.refusals.put(message.refused.lease)
             case "release":
                 self.releases.put(message.release)
             case "withdraw":

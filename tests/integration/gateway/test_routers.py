@@ -188,14 +188,6 @@ async def test_refusals(
         assert refused.headers.get("Retry-After") == retry
 
 
-async def test_a_router_that_wants_a_lease_back_is_refused(stage: Stage) -> None:
-    async with stage() as scene, scene.door.stream() as stream:
-        attached = await scene.worker.submit()
-        scene.router.send(preempt=dispatch_pb2.Preempt(lease=attached.submit.lease))
-        await attached.text(TEXT)
-        assert (await stream.rest()).text() == TEXT
-
-
 async def test_overflow_is_refused_clearly(stage: Stage) -> None:
     async with stage() as scene:
         scene.router.manual = True
