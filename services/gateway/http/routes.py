@@ -26,6 +26,7 @@ from services.gateway.generation.prepare import Wishes
 from services.gateway.http.format import ChatFormat, CompletionFormat
 from services.gateway.http.sse import SseStream, event
 from services.gateway.openai.errors import error_body
+from services.gateway.openai.responses import detokenize_response, tokenize_response
 from services.gateway.openai.schemas import parse
 
 if TYPE_CHECKING:
@@ -207,7 +208,8 @@ class Routes:
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models"""
         self._tenant(request)
-        return _json({"object": "list", "data": [_model(entry) for entry in self._catalog.entries()]})
+        listed = {"object": "list", "data": [_model(entry) for entry in self._catalog.entries()]}
+        return _json(orjson.dumps(listed))
 
     async def model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{model}"""
@@ -215,7 +217,7 @@ class Routes:
         name = request.match_info["model"]
         for entry in self._catalog.entries():
             if entry.name == name:
-                return _json(_model(entry))
+                return _json(orjson.dumps(_model(entry)))
         raise NotFoundError(f"the model {name!r} does not exist", param="model", code="model_not_found")
 
     async def tokenize(self, request: web.Request) -> web.Response:
@@ -223,13 +225,13 @@ class Routes:
         self._tenant(request)
         asked = parse("tokenize", await self._body(request))
         text, tokens = await self._preparer.tokenize(asked)
-        return _json({"count": len(tokens), "max_model_len": text.meta.context_length, "tokens": list(tokens)})
+        return _json(tokenize_response(tokens, text.meta.context_length))
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """POST /detokenize"""
         self._tenant(request)
         asked = parse("detokenize", await self._body(request))
-        return _json({"prompt": await self._preparer.detokenize(asked)})
+        return _json(detokenize_response(await self._preparer.detokenize(asked)))
 
 
 def _failure(task: asyncio.Task[Usage]) -> PenstockError | None:
@@ -280,5 +282,5 @@ def _model(entry: Entry) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _json(value: object) -> web.Response:
-    return web.Response(body=orjson.dumps(value), content_type="application/json")
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
