@@ -8,6 +8,10 @@ from services.common.errors import InvalidRequestError
 
 KEY_BYTES_MIN = 16
 KEY_BYTES_MAX = 64
+OWNER_BYTES_MAX = 64
+LEASE_MS_MAX = 60_000
+WAIT_MS_MAX = 300_000
+RENEWALS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +53,35 @@ def check_key(key: bytes) -> None:
     """
     if not KEY_BYTES_MIN <= len(key) <= KEY_BYTES_MAX:
         raise InvalidRequestError(f"key has {len(key)} bytes, it takes {KEY_BYTES_MIN} to {KEY_BYTES_MAX}", param="key")
+
+
+def check_owner(owner: bytes) -> None:
+    """Refuse an owner that is none, or too long a name.
+
+    Raises:
+        InvalidRequestError: names `owner`.
+    """
+    if not 0 < len(owner) <= OWNER_BYTES_MAX:
+        raise InvalidRequestError(f"owner has {len(owner)} bytes, it takes 1 to {OWNER_BYTES_MAX}", param="owner")
+
+
+def lease_s(lease_ms: int) -> float:
+    """Seconds of a lease.
+
+    Raises:
+        InvalidRequestError: names `lease_ms`.
+    """
+    if not 0 < lease_ms <= LEASE_MS_MAX:
+        raise InvalidRequestError(f"lease_ms is {lease_ms}, it takes 1 to {LEASE_MS_MAX}", param="lease_ms")
+    return lease_ms / 1000
+
+
+def wait_s(wait_ms: int) -> float:
+    """Seconds to hold a call.
+
+    Raises:
+        InvalidRequestError: names `wait_ms`.
+    """
+    if wait_ms > WAIT_MS_MAX:
+        raise InvalidRequestError(f"wait_ms is {wait_ms}, the most is {WAIT_MS_MAX}", param="wait_ms")
+    return wait_ms / 1000

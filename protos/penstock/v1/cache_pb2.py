@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17penstock/v1/cache.proto\x12\x0bpenstock.v1\"\x19\n\nGetRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\"+\n\x0bGetResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\r\n\x05value\x18\x02 \x01(\x0c\"7\n\nPutRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\r\n\x05ttl_s\x18\x03 \x01(\r\"\x1d\n\x0bPutResponse\x12\x0e\n\x06stored\x18\x01 \x01(\x08\"\x1c\n\rDeleteRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\"!\n\x0e\x44\x65leteResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\"\x0e\n\x0cStatsRequest\"\x82\x01\n\rStatsResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04hits\x18\x04 \x01(\x04\x12\x0e\n\x06misses\x18\x05 \x01(\x04\x12\x11\n\tevictions\x18\x06 \x01(\x04\x12\r\n\x05store\x18\x07 \x01(\t2\xfe\x01\n\x05\x43\x61\x63he\x12\x38\n\x03Get\x12\x17.penstock.v1.GetRequest\x1a\x18.penstock.v1.GetResponse\x12\x38\n\x03Put\x12\x17.penstock.v1.PutRequest\x1a\x18.penstock.v1.PutResponse\x12\x41\n\x06\x44\x65lete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12>\n\x05Stats\x12\x19.penstock.v1.StatsRequest\x1a\x1a.penstock.v1.StatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17penstock/v1/cache.proto\x12\x0bpenstock.v1\"\x19\n\nGetRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\"=\n\x0bGetResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x10\n\x08\x64\x65graded\x18\x03 \x01(\x08\"7\n\nPutRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\r\n\x05ttl_s\x18\x03 \x01(\r\"\x1d\n\x0bPutResponse\x12\x0e\n\x06stored\x18\x01 \x01(\x08\"\x1c\n\rDeleteRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\"!\n\x0e\x44\x65leteResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\"\x0e\n\x0cStatsRequest\"\xcb\x02\n\rStatsResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04hits\x18\x04 \x01(\x04\x12\x0e\n\x06misses\x18\x05 \x01(\x04\x12\x11\n\tevictions\x18\x06 \x01(\x04\x12\r\n\x05store\x18\x07 \x01(\t\x12.\n\x05tiers\x18\x08 \x03(\x0b\x32\x1f.penstock.v1.StatsResponse.Tier\x1a\x96\x01\n\x04Tier\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02up\x18\x02 \x01(\x08\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x11\n\tmax_bytes\x18\x05 \x01(\x04\x12\x0c\n\x04hits\x18\x06 \x01(\x04\x12\x0e\n\x06misses\x18\x07 \x01(\x04\x12\x11\n\tevictions\x18\x08 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\t \x01(\x04\"R\n\x11GetOrLeaseRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05owner\x18\x02 \x01(\x0c\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x0f\n\x07wait_ms\x18\x04 \x01(\r\"\xb2\x01\n\x12GetOrLeaseResponse\x12\x38\n\x07outcome\x18\x01 \x01(\x0e\x32\'.penstock.v1.GetOrLeaseResponse.Outcome\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x10\n\x08\x64\x65graded\x18\x03 \x01(\x08\"A\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\t\n\x05\x46OUND\x10\x01\x12\x08\n\x04LEAD\x10\x02\x12\x08\n\x04WAIT\x10\x03\"\x82\x01\n\x12RenewLeasesRequest\x12\x35\n\x06leases\x18\x01 \x03(\x0b\x32%.penstock.v1.RenewLeasesRequest.Lease\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\x1a#\n\x05Lease\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05owner\x18\x02 \x01(\x0c\"&\n\x13RenewLeasesResponse\x12\x0f\n\x07renewed\x18\x01 \x01(\r\"1\n\x13ReleaseLeaseRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05owner\x18\x02 \x01(\x0c\"(\n\x14ReleaseLeaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\x32\xf4\x03\n\x05\x43\x61\x63he\x12\x38\n\x03Get\x12\x17.penstock.v1.GetRequest\x1a\x18.penstock.v1.GetResponse\x12\x38\n\x03Put\x12\x17.penstock.v1.PutRequest\x1a\x18.penstock.v1.PutResponse\x12\x41\n\x06\x44\x65lete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12>\n\x05Stats\x12\x19.penstock.v1.StatsRequest\x1a\x1a.penstock.v1.StatsResponse\x12M\n\nGetOrLease\x12\x1e.penstock.v1.GetOrLeaseRequest\x1a\x1f.penstock.v1.GetOrLeaseResponse\x12P\n\x0bRenewLeases\x12\x1f.penstock.v1.RenewLeasesRequest\x1a .penstock.v1.RenewLeasesResponse\x12S\n\x0cReleaseLease\x12 .penstock.v1.ReleaseLeaseRequest\x1a!.penstock.v1.ReleaseLeaseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,19 +34,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETREQUEST']._serialized_start=40
   _globals['_GETREQUEST']._serialized_end=65
   _globals['_GETRESPONSE']._serialized_start=67
-  _globals['_GETRESPONSE']._serialized_end=110
-  _globals['_PUTREQUEST']._serialized_start=112
-  _globals['_PUTREQUEST']._serialized_end=167
-  _globals['_PUTRESPONSE']._serialized_start=169
-  _globals['_PUTRESPONSE']._serialized_end=198
-  _globals['_DELETEREQUEST']._serialized_start=200
-  _globals['_DELETEREQUEST']._serialized_end=228
-  _globals['_DELETERESPONSE']._serialized_start=230
-  _globals['_DELETERESPONSE']._serialized_end=263
-  _globals['_STATSREQUEST']._serialized_start=265
-  _globals['_STATSREQUEST']._serialized_end=279
-  _globals['_STATSRESPONSE']._serialized_start=282
-  _globals['_STATSRESPONSE']._serialized_end=412
-  _globals['_CACHE']._serialized_start=415
-  _globals['_CACHE']._serialized_end=669
+  _globals['_GETRESPONSE']._serialized_end=128
+  _globals['_PUTREQUEST']._serialized_start=130
+  _globals['_PUTREQUEST']._serialized_end=185
+  _globals['_PUTRESPONSE']._serialized_start=187
+  _globals['_PUTRESPONSE']._serialized_end=216
+  _globals['_DELETEREQUEST']._serialized_start=218
+  _globals['_DELETEREQUEST']._serialized_end=246
+  _globals['_DELETERESPONSE']._serialized_start=248
+  _globals['_DELETERESPONSE']._serialized_end=281
+  _globals['_STATSREQUEST']._serialized_start=283
+  _globals['_STATSREQUEST']._serialized_end=297
+  _globals['_STATSRESPONSE']._serialized_start=300
+  _globals['_STATSRESPONSE']._serialized_end=631
+  _globals['_STATSRESPONSE_TIER']._serialized_start=481
+  _globals['_STATSRESPONSE_TIER']._serialized_end=631
+  _globals['_GETORLEASEREQUEST']._serialized_start=633
+  _globals['_GETORLEASEREQUEST']._serialized_end=715
+  _globals['_GETORLEASERESPONSE']._serialized_start=718
+  _globals['_GETORLEASERESPONSE']._serialized_end=896
+  _globals['_GETORLEASERESPONSE_OUTCOME']._serialized_start=831
+  _globals['_GETORLEASERESPONSE_OUTCOME']._serialized_end=896
+  _globals['_RENEWLEASESREQUEST']._serialized_start=899
+  _globals['_RENEWLEASESREQUEST']._serialized_end=1029
+  _globals['_RENEWLEASESREQUEST_LEASE']._serialized_start=994
+  _globals['_RENEWLEASESREQUEST_LEASE']._serialized_end=1029
+  _globals['_RENEWLEASESRESPONSE']._serialized_start=1031
+  _globals['_RENEWLEASESRESPONSE']._serialized_end=1069
+  _globals['_RELEASELEASEREQUEST']._serialized_start=1071
+  _globals['_RELEASELEASEREQUEST']._serialized_end=1120
+  _globals['_RELEASELEASERESPONSE']._serialized_start=1122
+  _globals['_RELEASELEASERESPONSE']._serialized_end=1162
+  _globals['_CACHE']._serialized_start=1165
+  _globals['_CACHE']._serialized_end=1665
 # @@protoc_insertion_point(module_scope)

@@ -3,8 +3,11 @@
 isort:skip_file
 The cache service. Losing it costs hits, never answers."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -42,17 +45,21 @@ class GetResponse(_message.Message):
 
     FOUND_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
+    DEGRADED_FIELD_NUMBER: _builtins.int
     found: _builtins.bool
     value: _builtins.bytes
+    degraded: _builtins.bool
+    """a tier is out of reach: not found may be its fault"""
     def __init__(
         self,
         *,
         found: _builtins.bool = ...,
         value: _builtins.bytes = ...,
+        degraded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degraded", b"degraded", "found", b"found", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -161,6 +168,50 @@ Global___StatsRequest: _TypeAlias = StatsRequest  # noqa: Y015
 class StatsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class Tier(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: _builtins.int
+        UP_FIELD_NUMBER: _builtins.int
+        ENTRIES_FIELD_NUMBER: _builtins.int
+        BYTES_FIELD_NUMBER: _builtins.int
+        MAX_BYTES_FIELD_NUMBER: _builtins.int
+        HITS_FIELD_NUMBER: _builtins.int
+        MISSES_FIELD_NUMBER: _builtins.int
+        EVICTIONS_FIELD_NUMBER: _builtins.int
+        FAILURES_FIELD_NUMBER: _builtins.int
+        name: _builtins.str
+        """memory, redis, disk"""
+        up: _builtins.bool
+        entries: _builtins.int
+        bytes: _builtins.int
+        max_bytes: _builtins.int
+        """0 = unknown, or not bounded by us"""
+        hits: _builtins.int
+        misses: _builtins.int
+        evictions: _builtins.int
+        failures: _builtins.int
+        """look-ups and writes that the tier could not serve"""
+        def __init__(
+            self,
+            *,
+            name: _builtins.str = ...,
+            up: _builtins.bool = ...,
+            entries: _builtins.int = ...,
+            bytes: _builtins.int = ...,
+            max_bytes: _builtins.int = ...,
+            hits: _builtins.int = ...,
+            misses: _builtins.int = ...,
+            evictions: _builtins.int = ...,
+            failures: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "entries", b"entries", "evictions", b"evictions", "failures", b"failures", "hits", b"hits", "max_bytes", b"max_bytes", "misses", b"misses", "name", b"name", "up", b"up"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ENTRIES_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
@@ -168,6 +219,7 @@ class StatsResponse(_message.Message):
     MISSES_FIELD_NUMBER: _builtins.int
     EVICTIONS_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
     entries: _builtins.int
     bytes: _builtins.int
     max_bytes: _builtins.int
@@ -175,7 +227,11 @@ class StatsResponse(_message.Message):
     misses: _builtins.int
     evictions: _builtins.int
     store: _builtins.str
-    """memory"""
+    """memory, memory+redis+disk"""
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatsResponse.Tier]:
+        """from the nearest to the farthest"""
+
     def __init__(
         self,
         *,
@@ -186,11 +242,196 @@ class StatsResponse(_message.Message):
         misses: _builtins.int = ...,
         evictions: _builtins.int = ...,
         store: _builtins.str = ...,
+        tiers: _abc.Iterable[Global___StatsResponse.Tier] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "entries", b"entries", "evictions", b"evictions", "hits", b"hits", "max_bytes", b"max_bytes", "misses", b"misses", "store", b"store"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "entries", b"entries", "evictions", b"evictions", "hits", b"hits", "max_bytes", b"max_bytes", "misses", b"misses", "store", b"store", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatsResponse: _TypeAlias = StatsResponse  # noqa: Y015
+
+@_typing.final
+class GetOrLeaseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    owner: _builtins.bytes
+    """1 to 64 bytes, unique per request: a response id"""
+    lease_ms: _builtins.int
+    """the lease ends by itself after so long without a renewal; 1 to 60000"""
+    wait_ms: _builtins.int
+    """hold the call for so long while another leads; 0 = answer at once; at most 300000"""
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        owner: _builtins.bytes = ...,
+        lease_ms: _builtins.int = ...,
+        wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "lease_ms", b"lease_ms", "owner", b"owner", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetOrLeaseRequest: _TypeAlias = GetOrLeaseRequest  # noqa: Y015
+
+@_typing.final
+class GetOrLeaseResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Outcome:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[GetOrLeaseResponse._Outcome.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        OUTCOME_UNSPECIFIED: GetOrLeaseResponse._Outcome.ValueType  # 0
+        FOUND: GetOrLeaseResponse._Outcome.ValueType  # 1
+        LEAD: GetOrLeaseResponse._Outcome.ValueType  # 2
+        """make it, then Put or ReleaseLease"""
+        WAIT: GetOrLeaseResponse._Outcome.ValueType  # 3
+        """another leads still, after wait_ms"""
+
+    class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
+    OUTCOME_UNSPECIFIED: GetOrLeaseResponse.Outcome.ValueType  # 0
+    FOUND: GetOrLeaseResponse.Outcome.ValueType  # 1
+    LEAD: GetOrLeaseResponse.Outcome.ValueType  # 2
+    """make it, then Put or ReleaseLease"""
+    WAIT: GetOrLeaseResponse.Outcome.ValueType  # 3
+    """another leads still, after wait_ms"""
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    DEGRADED_FIELD_NUMBER: _builtins.int
+    outcome: Global___GetOrLeaseResponse.Outcome.ValueType
+    value: _builtins.bytes
+    degraded: _builtins.bool
+    """as in GetResponse"""
+    def __init__(
+        self,
+        *,
+        outcome: Global___GetOrLeaseResponse.Outcome.ValueType = ...,
+        value: _builtins.bytes = ...,
+        degraded: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["degraded", b"degraded", "outcome", b"outcome", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetOrLeaseResponse: _TypeAlias = GetOrLeaseResponse  # noqa: Y015
+
+@_typing.final
+class RenewLeasesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Lease(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        OWNER_FIELD_NUMBER: _builtins.int
+        key: _builtins.bytes
+        owner: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: _builtins.bytes = ...,
+            owner: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "owner", b"owner"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LEASES_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    lease_ms: _builtins.int
+    @_builtins.property
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___RenewLeasesRequest.Lease]:
+        """at most 4096"""
+
+    def __init__(
+        self,
+        *,
+        leases: _abc.Iterable[Global___RenewLeasesRequest.Lease] | None = ...,
+        lease_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "leases", b"leases"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewLeasesRequest: _TypeAlias = RenewLeasesRequest  # noqa: Y015
+
+@_typing.final
+class RenewLeasesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RENEWED_FIELD_NUMBER: _builtins.int
+    renewed: _builtins.int
+    """how many of them still were the owner's"""
+    def __init__(
+        self,
+        *,
+        renewed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["renewed", b"renewed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewLeasesResponse: _TypeAlias = RenewLeasesResponse  # noqa: Y015
+
+@_typing.final
+class ReleaseLeaseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    owner: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        owner: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseLeaseRequest: _TypeAlias = ReleaseLeaseRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseLeaseResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASED_FIELD_NUMBER: _builtins.int
+    released: _builtins.bool
+    def __init__(
+        self,
+        *,
+        released: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["released", b"released"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseLeaseResponse: _TypeAlias = ReleaseLeaseResponse  # noqa: Y015

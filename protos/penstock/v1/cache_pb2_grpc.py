@@ -54,6 +54,21 @@ class CacheStub:
                 request_serializer=penstock_dot_v1_dot_cache__pb2.StatsRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_cache__pb2.StatsResponse.FromString,
                 _registered_method=True)
+        self.GetOrLease = channel.unary_unary(
+                '/penstock.v1.Cache/GetOrLease',
+                request_serializer=penstock_dot_v1_dot_cache__pb2.GetOrLeaseRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_cache__pb2.GetOrLeaseResponse.FromString,
+                _registered_method=True)
+        self.RenewLeases = channel.unary_unary(
+                '/penstock.v1.Cache/RenewLeases',
+                request_serializer=penstock_dot_v1_dot_cache__pb2.RenewLeasesRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_cache__pb2.RenewLeasesResponse.FromString,
+                _registered_method=True)
+        self.ReleaseLease = channel.unary_unary(
+                '/penstock.v1.Cache/ReleaseLease',
+                request_serializer=penstock_dot_v1_dot_cache__pb2.ReleaseLeaseRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_cache__pb2.ReleaseLeaseResponse.FromString,
+                _registered_method=True)
 
 
 class CacheServicer:
@@ -83,6 +98,27 @@ class CacheServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetOrLease(self, request, context):
+        """The value, or the right to make it while others wait: one generation for many who ask for the same.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewLeases(self, request, context):
+        """Heartbeat of a leader: all of its leases in one call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseLease(self, request, context):
+        """The leader has failed or given up: the next who waits leads. A Put of the key ends its lease as well.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -105,6 +141,21 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=penstock_dot_v1_dot_cache__pb2.StatsRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_cache__pb2.StatsResponse.SerializeToString,
+            ),
+            'GetOrLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetOrLease,
+                    request_deserializer=penstock_dot_v1_dot_cache__pb2.GetOrLeaseRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_cache__pb2.GetOrLeaseResponse.SerializeToString,
+            ),
+            'RenewLeases': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewLeases,
+                    request_deserializer=penstock_dot_v1_dot_cache__pb2.RenewLeasesRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_cache__pb2.RenewLeasesResponse.SerializeToString,
+            ),
+            'ReleaseLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseLease,
+                    request_deserializer=penstock_dot_v1_dot_cache__pb2.ReleaseLeaseRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_cache__pb2.ReleaseLeaseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -215,6 +266,87 @@ class Cache:
             '/penstock.v1.Cache/Stats',
             penstock_dot_v1_dot_cache__pb2.StatsRequest.SerializeToString,
             penstock_dot_v1_dot_cache__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetOrLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Cache/GetOrLease',
+            penstock_dot_v1_dot_cache__pb2.GetOrLeaseRequest.SerializeToString,
+            penstock_dot_v1_dot_cache__pb2.GetOrLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewLeases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Cache/RenewLeases',
+            penstock_dot_v1_dot_cache__pb2.RenewLeasesRequest.SerializeToString,
+            penstock_dot_v1_dot_cache__pb2.RenewLeasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Cache/ReleaseLease',
+            penstock_dot_v1_dot_cache__pb2.ReleaseLeaseRequest.SerializeToString,
+            penstock_dot_v1_dot_cache__pb2.ReleaseLeaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,12 @@ class CacheStub:
     Put: _grpc.UnaryUnaryMultiCallable[_cache_pb2.PutRequest, _cache_pb2.PutResponse]
     Delete: _grpc.UnaryUnaryMultiCallable[_cache_pb2.DeleteRequest, _cache_pb2.DeleteResponse]
     Stats: _grpc.UnaryUnaryMultiCallable[_cache_pb2.StatsRequest, _cache_pb2.StatsResponse]
+    GetOrLease: _grpc.UnaryUnaryMultiCallable[_cache_pb2.GetOrLeaseRequest, _cache_pb2.GetOrLeaseResponse]
+    """The value, or the right to make it while others wait: one generation for many who ask for the same."""
+    RenewLeases: _grpc.UnaryUnaryMultiCallable[_cache_pb2.RenewLeasesRequest, _cache_pb2.RenewLeasesResponse]
+    """Heartbeat of a leader: all of its leases in one call."""
+    ReleaseLease: _grpc.UnaryUnaryMultiCallable[_cache_pb2.ReleaseLeaseRequest, _cache_pb2.ReleaseLeaseResponse]
+    """The leader has failed or given up: the next who waits leads. A Put of the key ends its lease as well."""
 
 @_typing.type_check_only
 class CacheAsyncStub(CacheStub):
@@ -43,6 +49,12 @@ class CacheAsyncStub(CacheStub):
     Put: _aio.UnaryUnaryMultiCallable[_cache_pb2.PutRequest, _cache_pb2.PutResponse]  # type: ignore[assignment]
     Delete: _aio.UnaryUnaryMultiCallable[_cache_pb2.DeleteRequest, _cache_pb2.DeleteResponse]  # type: ignore[assignment]
     Stats: _aio.UnaryUnaryMultiCallable[_cache_pb2.StatsRequest, _cache_pb2.StatsResponse]  # type: ignore[assignment]
+    GetOrLease: _aio.UnaryUnaryMultiCallable[_cache_pb2.GetOrLeaseRequest, _cache_pb2.GetOrLeaseResponse]  # type: ignore[assignment]
+    """The value, or the right to make it while others wait: one generation for many who ask for the same."""
+    RenewLeases: _aio.UnaryUnaryMultiCallable[_cache_pb2.RenewLeasesRequest, _cache_pb2.RenewLeasesResponse]  # type: ignore[assignment]
+    """Heartbeat of a leader: all of its leases in one call."""
+    ReleaseLease: _aio.UnaryUnaryMultiCallable[_cache_pb2.ReleaseLeaseRequest, _cache_pb2.ReleaseLeaseResponse]  # type: ignore[assignment]
+    """The leader has failed or given up: the next who waits leads. A Put of the key ends its lease as well."""
 
 class CacheServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -72,5 +84,29 @@ class CacheServicer(metaclass=_abc_1.ABCMeta):
         request: _cache_pb2.StatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.StatsResponse, _abc.Awaitable[_cache_pb2.StatsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetOrLease(
+        self,
+        request: _cache_pb2.GetOrLeaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.GetOrLeaseResponse, _abc.Awaitable[_cache_pb2.GetOrLeaseResponse]]:
+        """The value, or the right to make it while others wait: one generation for many who ask for the same."""
+
+    @_abc_1.abstractmethod
+    def RenewLeases(
+        self,
+        request: _cache_pb2.RenewLeasesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.RenewLeasesResponse, _abc.Awaitable[_cache_pb2.RenewLeasesResponse]]:
+        """Heartbeat of a leader: all of its leases in one call."""
+
+    @_abc_1.abstractmethod
+    def ReleaseLease(
+        self,
+        request: _cache_pb2.ReleaseLeaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.ReleaseLeaseResponse, _abc.Awaitable[_cache_pb2.ReleaseLeaseResponse]]:
+        """The leader has failed or given up: the next who waits leads. A Put of the key ends its lease as well."""
 
 def add_CacheServicer_to_server(servicer: CacheServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,10 +16,21 @@ class StoreStats:
     entries: int
     bytes: int
     bytes_max: int
+    """0 = unknown, or bounded by nobody."""
     hits: int
     misses: int
     evictions: int
     """Entries that had to go for room; expired and deleted ones don't count."""
+    failures: int = 0
+    """Look-ups and writes that it could not serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A live value of a lower tier, with what is left of its lifetime for the tiers above."""
+
+    value: bytes
+    ttl_s: float
 
 
 class Store(Protocol):
@@ -28,6 +42,13 @@ class Store(Protocol):
     @property
     def name(self) -> str:
         """What it is, for people: `memory`."""
+
+    @property
+    def up(self) -> bool:
+        """Whether it can serve now. One that can't answers with misses, never with an error."""
+
+    async def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Open it; what it does in the background lives in `tasks`."""
 
     async def get(self, key: bytes) -> bytes | None:
         """The value last put under `key`, or None when there is none or its time is over."""

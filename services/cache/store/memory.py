@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from cachetools import TLRUCache
-
 from services.cache.store.base import StoreStats
+from services.cache.store.lru import Lru
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
 
@@ -17,25 +17,6 @@ class _Entry(NamedTuple):
     value: bytes
     ttl_s: float
     cost_bytes: int
-
-
-def _cost_bytes(entry: _Entry) -> int:
-    return entry.cost_bytes
-
-
-def _expires_at(_: bytes, entry: _Entry, now: float) -> float:
-    return now + entry.ttl_s
-
-
-class _Lru(TLRUCache[bytes, _Entry]):
-    """cachetools' LRU with a lifetime per entry, which also counts what it pushes out for room."""
-
-    evictions = 0
-
-    def popitem(self) -> tuple[bytes, _Entry]:
-        """Push out the least recently used entry: called by cachetools, after expired ones have gone."""
-        self.evictions += 1
-        return super().popitem()
 
 
 class MemoryStore:
@@ -48,17 +29,16 @@ class MemoryStore:
     """
 
     name = "memory"
+    up = True
 
     def __init__(self, bytes_max: int, *, overhead_bytes: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._overhead_bytes = overhead_bytes
-        self._lru = _Lru(
-            bytes_max,
-            ttu=lambda _, entry, now: now + entry.ttl_s,
-            timer=clock,
-            getsizeof=lambda entry: entry.cost_bytes,
-        )
+        self._lru: Lru[_Entry] = Lru(bytes_max, clock, lambda _: None)
         self._hits = 0
         self._misses = 0
+
+    async def start(self, tasks: asyncio.TaskGroup) -> None:
+        """See `Store`: nothing to open."""
 
     async def get(self, key: bytes) -> bytes | None:
         """See `Store`."""
@@ -80,7 +60,15 @@ class MemoryStore:
 
     async def delete(self, key: bytes) -> bool:
         """See `Store`."""
+        return self.forget(key)
+
+    def forget(self, key: bytes) -> bool:
+        """`delete`, at once."""
         return self._lru.pop(key, None) is not None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._lru.clear()
 
     async def stats(self) -> StoreStats:
         """See `Store`."""
