@@ -107,11 +107,9 @@ class Accounts:
             self._last = account
 
     def granted(self, account: Account, tokens: float) -> None:
-        """It got a lease: charge it, and put it behind its equals."""
-        if not account.waits:
-            self.lift(account)
-            if not self.active:
-                self._last = account
+        """It got a lease: charge it, and put it behind its equals. One that never waited must be lifted before."""
+        if not self.active:
+            self._last = account
         self._served += 1
         self._move(account, tokens, self._served)
 

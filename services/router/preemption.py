@@ -36,12 +36,11 @@ class Preemptions:
         """Ask on behalf of those who wait first."""
         bands = pool.queue
         for band, lane in enumerate(bands.lanes[:-1]):
-            left = self._config.preempts_max - len(bands.asked)
-            if left <= 0:
-                return
             if not lane.count or not any(bands.leases[band + 1 :]):
                 continue
-            for request, _ in islice(lane.walk(iter(())), left):
+            for request, _ in islice(lane.walk(iter(())), self._config.preempts_max):
+                if len(bands.asked) >= self._config.preempts_max:
+                    return
                 if request.asks >= _ASKS_MAX or (request.asking is not None and request.asking.id in bands.asked):
                     continue
                 lease = self._victim(now, pool, request)

@@ -48,7 +48,9 @@ class WaitingRoom:
         if bands.goes_at_once(now, request.band):
             worker = self._fitting(now, pool, request)
             if worker is not None:
-                self._grant(now, pool, (request, (lane.accounts.of(request),)), worker)
+                account = lane.accounts.of(request)
+                lane.accounts.lift(account)
+                self._grant(now, pool, (request, (account,)), worker)
                 return
         if not pool.could_ever_hold(request):
             self._reject_too_large(pool, request)
