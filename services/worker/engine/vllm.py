@@ -192,6 +192,8 @@ class VllmEngine:
         """See `Engine`. vLLM's own processes end with this one, by the guardian: their own way out takes 5 s."""
         self._stopped = True
         self._stepped.set()
+        if self._kv is not None:
+            self._kv.close()
 
     async def _watch(self) -> None:
         """vLLM's output task ends only when the engine core is lost."""

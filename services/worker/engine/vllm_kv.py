@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 _TOPIC = "kv"
 _REPLAY_S = 5.0
 """vLLM's publisher looks for replay requests every 0.1 s."""
+_QUIET_S = 2.0
+"""After so long without an event we ask whether one was missed: a subscription begins some time after it is made."""
 _REPLAY_END = (-1).to_bytes(8, "big", signed=True)
 _PATH_MAX = 100
 """A Unix socket's path has at most 107 bytes."""
@@ -80,7 +82,12 @@ class KvSubscriber:
             while True:
                 if change := blocks.take():
                     yield change
-                _, number, payload = await events.recv_multipart()
+                try:
+                    async with asyncio.timeout(_QUIET_S):
+                        _, number, payload = await events.recv_multipart()
+                except TimeoutError:
+                    await self._catch_up(context, blocks)  # a gap at the end shows nowhere else
+                    continue
                 sequence = int.from_bytes(number, "big")
                 if sequence > self._next:
                     await self._catch_up(context, blocks)

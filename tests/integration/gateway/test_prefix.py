@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from penstock.v1 import dispatch_pb2
+from penstock.v1 import dispatch_pb2, inference_pb2
 
 from services.common.blocks import chain, root
 from services.common.frames import FinishReason
+from tests.integration.gateway.doors import KEY
 from tests.integration.gateway.peers import card, ids
 
 if TYPE_CHECKING:
@@ -73,3 +74,18 @@ async def test_an_answer_cut_by_a_stop_string_speaks_for_nothing(stage: Stage) -
         await (await scene.worker.submit()).send(TOKENS)
         assert (await answer).headers["x-penstock-matched-tokens"] == "32"
         assert (await scene.router.releases.get()).cached_tokens == 32
+
+
+async def test_a_grpc_client_names_its_conversation_too(stage: Stage) -> None:
+    async with stage() as scene:
+        request = inference_pb2.GenerateRequest(model="m", token_ids=inference_pb2.TokenIds(ids=PROMPT))
+        metadata = [("authorization", f"Bearer {KEY}"), ("x-penstock-session", "alice")]
+        said = []
+        for more in (metadata, metadata[:1]):
+            call = scene.door.inference.Generate(request, metadata=more)
+            await (await scene.worker.submit()).text("ok")
+            assert [event async for event in call]
+            said.append(await scene.router.acquires.get())
+        assert said[0].block_hashes == said[1].block_hashes == chain(ROOT, PROMPT)
+        assert said[0].session
+        assert not said[1].session

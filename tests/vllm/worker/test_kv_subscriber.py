@@ -150,6 +150,14 @@ async def test_a_gap_is_replayed(publisher: Publisher, tmp_path: Path) -> None:
         assert ours.snapshots == 0
 
 
+async def test_a_gap_at_the_end_is_found(publisher: Publisher, tmp_path: Path) -> None:
+    async with following(tmp_path) as ours:
+        publisher.publish(stored(1))
+        await ours.until(lambda: name(1) in ours.mirror.held)
+        publisher.lose(stored(2))  # and nothing after it
+        await ours.until(lambda: name(2) in ours.mirror.held)
+
+
 async def test_what_is_lost_for_good_voids_all_that_was_known(publisher: Publisher, tmp_path: Path) -> None:
     async with following(tmp_path) as ours:
         publisher.publish(stored(1))
