@@ -15,8 +15,10 @@ def prompt(seed: int, tokens: int) -> list[int]:
 
 
 async def hits(api: openai.AsyncOpenAI, tokens: list[int], max_tokens: int = 4) -> tuple[int, int]:
-    """Tokens of the prompt that the router expected to be cached, and that were."""
-    raw = await api.completions.with_raw_response.create(model="nano", prompt=tokens, max_tokens=max_tokens)
+    """Tokens of the prompt that the router expected to be cached, and that were. The answer has `max_tokens`."""
+    raw = await api.completions.with_raw_response.create(
+        model="nano", prompt=tokens, max_tokens=max_tokens, extra_body={"ignore_eos": True}
+    )
     usage = raw.parse().usage
     assert usage is not None
     assert usage.prompt_tokens_details is not None

@@ -6,8 +6,12 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
+import numpy as np
 import openai
 
+from services.worker import card as cards
+from services.worker.engine import sim_tokens
+from tests.e2e.harness import NANO
 from tests.e2e.prefixes import hits, prompt
 
 if TYPE_CHECKING:
@@ -50,6 +54,21 @@ async def test_expected_hits_come_true_under_load(sim_mesh: Mesh) -> None:
     assert both >= 0.9 * sum(found for _, found in results)
     assert sum(found for _, found in results) >= 0.8 * 64 * 320
     assert "precision" not in sim_mesh.logs("router-0") + sim_mesh.logs("router-1")  # said when one isn't trusted
+
+
+async def test_the_next_turn_finds_the_answer_of_the_last(crash_mesh: Mesh) -> None:
+    """Only the worker knows that it holds the answer's blocks: the router hears it from there."""
+    tokens = prompt(10, 400)
+    source = cards.ModelSource(str(NANO), "")
+    vocabulary = cards.ordinary_tokens(cards.tokenizer_bytes(source), cards.vocabulary_size(source))
+    key = sim_tokens.answer_key(np.array(tokens, dtype=np.uint32), None, 0)
+    answer = sim_tokens.answer_tokens(key, 0, 64, vocabulary)
+    async with client(crash_mesh) as api:
+        assert await hits(api, tokens, max_tokens=64) == (0, 0)
+        # By the time that the same worker has answered this, it has long told the router.
+        assert await hits(api, prompt(11, 20), max_tokens=64) == (0, 0)
+        # The KV of an answer's last token is never computed.
+        assert await hits(api, tokens + answer + prompt(12, 30)) == (448, 448)
 
 
 async def test_a_new_router_hears_what_workers_hold_and_forgets_a_dead_one(crash_mesh: Mesh) -> None:
