@@ -229,6 +229,21 @@ def install_flatc() -> None:
         say(hint)
 
 
+def install_redis() -> None:
+    """redis-server, where this may be installed; else a hint."""
+    if shutil.which("redis-server") is not None:
+        return
+    hint = "redis-server is missing (apt-get install redis-server): the cache is embedded, its Redis tests are skipped"
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        say(hint)
+        return
+    say("installing redis-server")
+    try:
+        run(["apt-get", "install", "-y", "--no-install-recommends", "redis-server"], label="apt-get install")
+    except SetupError:
+        say(hint)
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="setup", description="Build .venv.")
@@ -246,6 +261,7 @@ def main(argv: Sequence[str]) -> int:
             install_penstock(extra)
         if "dev" in arguments.extra:
             install_flatc()
+            install_redis()
         if arguments.engine == "vllm":
             install_vllm()
     except SetupError as error:

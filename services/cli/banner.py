@@ -30,7 +30,7 @@ def ready_text(event: Ready, *, detached: bool) -> str:
         f"  API key      {key}",
         "",
         f"  [dim]model engine[/]     {escape(mesh.engine)}",
-        "  [dim]response cache[/]   embedded (in process, gone after a restart)",
+        f"  [dim]response cache[/]   {escape(mesh.cache)}",
         "  [dim]overflow queue[/]   none: a full mesh answers 429 with Retry-After",
         "  [dim]resume journal[/]   none: a stream ends with its connection",
         "",

@@ -49,6 +49,10 @@ def up(
     pipeline_parallel_size: Annotated[int, typer.Option(min=1, max=64, help="Pipeline stages per worker.")] = 1,
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="OpenAI API of gateway 0; 0 = any free.")] = 8000,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="gRPC API of gateway 0; 0 = any free.")] = 8001,
+    redis: Annotated[
+        str, typer.Option(envvar="PENSTOCK_REDIS", help="URL of a Redis to use [default: a private redis-server].")
+    ] = "",
+    embedded: Annotated[bool, typer.Option("--embedded", help="No Redis; the cache is in its process alone.")] = False,
     state_dir: StateDirOption = DEFAULT_STATE_DIR,
     start_timeout_s: Annotated[float, typer.Option(min=1, max=86400, help="Seconds to become ready in.")] = 1800.0,
     detach: Annotated[bool, typer.Option("--detach", help="Return once it is up and leave it running.")] = False,
@@ -56,7 +60,7 @@ def up(
         list[str] | None, typer.Argument(metavar="[-- VLLM_FLAGS...]", help="vLLM's own engine flags.")
     ] = None,
 ) -> None:
-    """Start a mesh: cache, routers, workers, gateways."""
+    """Start a mesh: Redis, cache, routers, workers, gateways."""
     from services.cli.options import UpOptions
     from services.cli.up import up as start
 
@@ -68,7 +72,7 @@ def up(
         engine=engine, workers=workers, gateways=gateways, routers=routers,
         tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size,
         http_port=http_port, grpc_port=grpc_port, state_dir=state_dir, start_timeout_s=start_timeout_s,
-        engine_args=extra, **given,
+        redis=redis, embedded=embedded, engine_args=extra, **given,
     )  # fmt: skip
     raise typer.Exit(start(options, detach=detach))
 

@@ -29,6 +29,10 @@ class UpOptions(BaseModel):
     """HTTP port of the first gateway; 0 = any free one."""
     grpc_port: int = Field(default=8001, ge=0, le=65_535)
     """gRPC port of the first gateway; 0 = any free one."""
+    redis: str = ""
+    """URL of a Redis for the cache; empty = a private one where redis-server is installed."""
+    embedded: bool = False
+    """No Redis: the cache is in its process alone."""
     state_dir: Path = DEFAULT_STATE_DIR
     start_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
     """Seconds in which every process must have become healthy."""

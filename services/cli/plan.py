@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
+import shutil
+import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 from services.cli.errors import CliError
 from services.cli.gpus import assign_cores, assign_gpus, visible_gpus
@@ -19,9 +23,12 @@ if TYPE_CHECKING:
 
     from services.cli.options import UpOptions
 
-Role = Literal["gateway", "router", "worker", "cache"]
-STOP_ORDER: tuple[Role, ...] = ("gateway", "worker", "router", "cache")
+Role = Literal["gateway", "router", "worker", "cache", "redis"]
+STOP_ORDER: tuple[Role, ...] = ("gateway", "worker", "router", "cache", "redis")
 """Whoever takes new work stops first."""
+REDIS_MEMORY = "256mb"
+"""Bound of the private Redis, which lets the least recently used go."""
+VERSION_S_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,9 @@ class Machine:
     cores: tuple[int, ...]
     vllm: Literal["gpu", "cpu", "absent"]
     """Which build of vLLM can be imported."""
+    redis_server: str = ""
+    """Path of the redis-server binary; empty = there is none."""
+    redis_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,8 @@ class Plan:
     base_url: str
     grpc_target: str
     notes: tuple[str, ...] = ()
+    cache: str = "embedded"
+    """The response cache in words: `Redis 7.0.15`, `embedded ...`."""
 
 
 def survey() -> Machine:
@@ -73,7 +85,20 @@ def survey() -> Machine:
         build = "cpu" if distributions else "gpu"
     gpus = tuple(visible_gpus(os.environ)) if build == "gpu" else ()
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return Machine(gpus, tuple(sorted(cores)), build)
+    return Machine(gpus, tuple(sorted(cores)), build, *find_redis())
+
+
+def find_redis() -> tuple[str, str]:
+    """Path and version of redis-server; empty where there is none that runs."""
+    path = shutil.which("redis-server")
+    if path is None:
+        return "", ""
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=VERSION_S_MAX, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "", ""
+    version = re.search(r"v=(\S+)", said.stdout)
+    return (path, version[1]) if said.returncode == 0 and version is not None else ("", "")
 
 
 def _installed(distribution: str) -> bool:
@@ -110,7 +135,9 @@ def make_plan(options: UpOptions, machine: Machine, ports: Ports, tenants: Path)
     environments, engine, notes = _engine(options, machine)
     routers = ",".join(f"{HOST}:{port}" for port in ports.routers)
     cache = f"{HOST}:{ports.cache}"
-    processes = [_spec("cache", 0, f"{cache}", "--port", str(ports.cache))]
+    processes, url, cache_words = _redis(options, machine, ports, tenants.parent / "redis")
+    service = _spec("cache", 0, cache, "--port", str(ports.cache))
+    processes.append(replace(service, env={"PENSTOCK_REDIS": url}))  # not a flag: a URL may hold a password
     processes += [
         _spec("router", index, f"{HOST}:{port}", "--port", str(port), "--models", name)
         for index, port in enumerate(ports.routers)
@@ -128,11 +155,31 @@ def make_plan(options: UpOptions, machine: Machine, ports: Ports, tenants: Path)
     return Plan(
         processes=tuple(processes),
         model=name,
+        cache=cache_words,
         engine=engine,
         base_url=f"http://{HOST}:{ports.gateway_http[0]}",
         grpc_target=f"{HOST}:{ports.gateway_grpc[0]}",
         notes=tuple(notes),
     )
+
+
+def _redis(options: UpOptions, machine: Machine, ports: Ports, directory: Path) -> tuple[list[ProcessSpec], str, str]:
+    """A private Redis where it is to be one, the URL for the cache, and what to tell people."""
+    if options.redis and options.embedded:
+        raise CliError("--redis (or PENSTOCK_REDIS) and --embedded contradict each other: choose one")
+    if options.redis:
+        parts = urlsplit(options.redis)
+        return [], options.redis, f"Redis at {parts.hostname or parts.path}" + (f":{parts.port}" if parts.port else "")
+    if options.embedded or not machine.redis_server:
+        why = "--embedded" if options.embedded else "no redis-server here"
+        return [], "", f"embedded ({why}: in process, gone after a restart)"
+    address = f"{HOST}:{ports.redis}"
+    argv = (
+        machine.redis_server, "--bind", HOST, "--port", str(ports.redis), "--dir", str(directory), "--save", "",
+        "--appendonly", "no", "--maxmemory", REDIS_MEMORY, "--maxmemory-policy", "allkeys-lru", "--daemonize", "no",
+    )  # fmt: skip
+    spec = ProcessSpec("redis", "redis-0", argv, address)
+    return [spec], f"redis://{address}/0", f"Redis {machine.redis_version}"
 
 
 def _spec(role: Role, index: int, address: str, *flags: str) -> ProcessSpec:

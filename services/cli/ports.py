@@ -30,6 +30,7 @@ class Ports:
     routers: tuple[int, ...]
     workers: tuple[int, ...]
     cache: int
+    redis: int = 0
 
 
 def is_free(port: int, host: str = HOST) -> bool:
@@ -58,6 +59,7 @@ def choose_ports(options: UpOptions) -> Ports:
         routers=tuple(_any_port(taken) for _ in range(options.routers)),
         workers=tuple(_any_port(taken) for _ in range(options.workers)),
         cache=_any_port(taken),
+        redis=_any_port(taken),
     )
 
 

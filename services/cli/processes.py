@@ -17,19 +17,21 @@ if TYPE_CHECKING:
 
     from services.cli.state import MeshState
 
+_OURS = ("CUDA_VISIBLE_DEVICES", "PENSTOCK_REDIS")
+"""Made from what the user set and from flags."""
 CHILD = str(Path(__file__).with_name("child.py"))
 
 
 async def spawn(argv: Sequence[str], env: Mapping[str, str], log: Path) -> asyncio.subprocess.Process:
     """Start `argv` in a session and group of its own, writing to `log`; it ends when this process does.
 
-    What the user set in the environment wins over `env`, but for CUDA_VISIBLE_DEVICES, which `env` has narrowed.
+    What the user set in the environment wins over `env`, but for what `env` has made of it (`_OURS`).
     """
     with log.open("ab") as output:
         return await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", CHILD, str(os.getpid()), *argv,
             stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            env={**env, **os.environ, **{key: env[key] for key in ("CUDA_VISIBLE_DEVICES",) if key in env}},
+            env={**env, **os.environ, **{key: env[key] for key in _OURS if key in env}},
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ STATE/lock          held (flock) by the supervisor as long as it lives: that it 
 STATE/mesh.json     what runs, rewritten whole on every change
 STATE/api_key       the dev tenant's key, readable by its owner only
 STATE/tenants.yaml  made once, with the tenant `dev`; yours to edit
+STATE/redis/        where the private Redis runs; it writes nothing there
 STATE/logs/         NAME.log, the one before in NAME.log.1
 """
 
@@ -59,6 +60,8 @@ class MeshState(BaseModel):
     grpc_target: str
     model: str
     engine: str
+    cache: str = "embedded"
+    """The response cache in words."""
     ca_file: str | None = None
     processes: tuple[ProcessState, ...] = ()
 
@@ -69,6 +72,7 @@ class StateDir:
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().resolve()
         self.logs = self.root / "logs"
+        self.redis = self.root / "redis"
         self.tenants = self.root / "tenants.yaml"
         self._api_key = self.root / "api_key"
         self._mesh = self.root / "mesh.json"

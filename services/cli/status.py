@@ -50,7 +50,8 @@ def status(state_dir: Path, *, as_json: bool) -> int:
             str(process.restarts or ""),
         )  # fmt: skip
     console.print(table)
-    console.print(f"\n{mesh.model} on {mesh.engine}\nOpenAI API {mesh.base_url}/v1   gRPC {mesh.grpc_target}")
+    console.print(f"\n{mesh.model} on {mesh.engine}\nresponse cache: {mesh.cache}", markup=False)
+    console.print(f"OpenAI API {mesh.base_url}/v1   gRPC {mesh.grpc_target}")
     console.print(f"key in {state.root / 'api_key'}, logs in {state.logs}", markup=False)
     return 0
 

@@ -218,6 +218,7 @@ class Supervisor:
             grpc_target=self._plan.grpc_target,
             model=self._plan.model,
             engine=self._plan.engine,
+            cache=self._plan.cache,
             processes=tuple(self._process_state(spec) for spec in self._plan.processes),
         )
 

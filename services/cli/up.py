@@ -58,6 +58,8 @@ def run_mesh(options: UpOptions, report: Reporter) -> int:
             state.remove_mesh()
         plan = make_plan(options, survey(), choose_ports(options), state.tenants)
         key = state.ensure_tenants()
+        if any(spec.role == "redis" for spec in plan.processes):
+            state.redis.mkdir(exist_ok=True)
         _log_to(state)
         supervisor = Supervisor(plan, state, report, api_key=key, start_timeout_s=options.start_timeout_s)
         status: int = uvloop.run(supervisor.run())

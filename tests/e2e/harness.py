@@ -38,7 +38,7 @@ POLL_S = 0.05
 class Process:
     """A line of `penstock status --json`."""
 
-    role: Literal["gateway", "router", "worker", "cache"]
+    role: Literal["gateway", "router", "worker", "cache", "redis"]
     name: str
     pid: int | None
     address: str | None

@@ -15,6 +15,7 @@ import pytest
 
 from services.cli.ports import is_free
 from tests.e2e.harness import PENSTOCK, Mesh, assert_gone, penstock, run_penstock, start_mesh
+from tests.redis_server import BINARY, needs_redis
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +33,8 @@ def test_status_json_has_exactly_the_documented_shape(sim_mesh: Mesh) -> None:
     assert answer["ca_file"] is None
     names = [process["name"] for process in answer["processes"]]
     assert sorted(names) == [
-        "cache-0", "gateway-0", "gateway-1", "router-0", "router-1", "worker-0", "worker-1",
+        "cache-0", "gateway-0", "gateway-1", *(["redis-0"] if BINARY else []), "router-0", "router-1",
+        "worker-0", "worker-1",
     ]  # fmt: skip
     for process in answer["processes"]:
         assert list(process) == ["role", "name", "pid", "address", "health"]
@@ -47,6 +49,7 @@ def test_status_for_people_names_every_process(sim_mesh: Mesh) -> None:
     text = penstock("status", "--state-dir", str(sim_mesh.state_dir))
     assert all(process.name in text for process in sim_mesh.processes())
     assert f"{sim_mesh.base_url}/v1" in text
+    assert "response cache: " + ("Redis " if BINARY else "embedded") in text
 
 
 def test_chat_answers_one_question_and_says_how_fast(sim_mesh: Mesh) -> None:
@@ -130,7 +133,9 @@ def _free_run_of_ports(count: int) -> int:
     )
 
 
-@pytest.mark.parametrize("name", ["cache-0", "router-0", "worker-0", "gateway-0"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("redis-0", marks=needs_redis), "cache-0", "router-0", "worker-0", "gateway-0"]
+)
 def test_what_is_killed_comes_back_at_the_same_address(crash_mesh: Mesh, name: str) -> None:
     before = crash_mesh.process(name)
     pid = crash_mesh.kill(name)
@@ -177,6 +182,7 @@ def test_a_process_that_never_starts_ends_up_with_its_log(tmp_path: Path) -> Non
         (("--engine", "sim", "stray"), "unexpected argument"),
         (("--engine", "neither"), "neither"),
         (("--workers", "0"), "--workers"),
+        (("--engine", "sim", "--redis", "redis://x", "--embedded"), "contradict"),
     ],
 )
 def test_wrong_flags_are_refused_by_name(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
@@ -203,3 +209,10 @@ def test_interrupting_a_foreground_up_stops_everything(tmp_path: Path) -> None:
     assert process.wait(timeout=60) == 0, text
     assert "Stopped." in text
     assert_gone(known, "none")
+
+
+def test_embedded_starts_no_redis_and_says_so(tmp_path: Path) -> None:
+    with start_mesh(tmp_path / "state", "--embedded") as mesh:
+        assert not mesh.addresses("redis")
+        assert "response cache: embedded (--embedded" in penstock("status", "--state-dir", str(mesh.state_dir))
+        assert "12 tokens" in ask(mesh)

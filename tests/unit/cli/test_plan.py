@@ -25,6 +25,7 @@ def plan(options: UpOptions, machine: Machine = CPU) -> Plan:
         routers=PORTS.routers[: options.routers],
         workers=PORTS.workers[: options.workers],
         cache=5,
+        redis=6,
     )
     return make_plan(options, machine, ports, Path("/state/tenants.yaml"))
 
@@ -52,6 +53,41 @@ def test_everybody_knows_whom_they_need() -> None:
     assert (given["--cache"], given["--tenants"]) == ("127.0.0.1:5", "/state/tenants.yaml")
     assert (mesh.base_url, mesh.grpc_target) == ("http://127.0.0.1:8000", "127.0.0.1:8001")
     assert (mesh.model, mesh.engine) == ("nano", "simulator")
+
+
+def test_a_private_redis_where_there_is_one() -> None:
+    machine = Machine(gpus=(), cores=(0, 1), vllm="cpu", redis_server="/bin/redis-server", redis_version="7.0.15")
+    mesh = plan(UpOptions(engine="sim"), machine)
+    assert [spec.name for spec in mesh.processes][:2] == ["redis-0", "cache-0"]
+    spec = named(mesh, "redis-0")
+    assert (spec.argv[0], spec.address) == ("/bin/redis-server", "127.0.0.1:6")
+    given = dict(zip(spec.argv[1::2], spec.argv[2::2], strict=True))
+    assert given["--dir"] == "/state/redis"
+    assert (given["--bind"], given["--port"], given["--save"]) == ("127.0.0.1", "6", "")
+    assert given["--maxmemory-policy"] == "allkeys-lru"
+    assert named(mesh, "cache-0").env == {"PENSTOCK_REDIS": "redis://127.0.0.1:6/0"}
+    assert mesh.cache == "Redis 7.0.15"
+
+
+def test_a_redis_that_is_there_already_is_used_and_its_password_stays_secret() -> None:
+    machine = Machine(gpus=(), cores=(0, 1), vllm="cpu", redis_server="/bin/redis-server", redis_version="7.0.15")
+    mesh = plan(UpOptions(engine="sim", redis="redis://me:secret@db.example:6380/1"), machine)
+    assert not [spec for spec in mesh.processes if spec.role == "redis"]
+    cache = named(mesh, "cache-0")
+    assert cache.env == {"PENSTOCK_REDIS": "redis://me:secret@db.example:6380/1"}
+    assert not any("secret" in word for word in cache.argv)
+    assert mesh.cache == "Redis at db.example:6380"
+
+
+def test_without_redis_the_cache_is_embedded_and_says_why() -> None:
+    assert plan(UpOptions(engine="sim")).cache.startswith("embedded (no redis-server here")
+    machine = Machine(gpus=(), cores=(0, 1), vllm="cpu", redis_server="/bin/redis-server", redis_version="7.0.15")
+    mesh = plan(UpOptions(engine="sim", embedded=True), machine)
+    assert mesh.cache.startswith("embedded (--embedded")
+    assert named(mesh, "cache-0").env == {"PENSTOCK_REDIS": ""}
+    assert not [spec for spec in mesh.processes if spec.role == "redis"]
+    with pytest.raises(CliError, match="contradict"):
+        plan(UpOptions(engine="sim", embedded=True, redis="redis://x"), machine)
 
 
 def test_workers_on_gpus_see_their_own_only() -> None:
