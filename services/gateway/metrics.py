@@ -37,5 +37,8 @@ class Metrics:
             "penstock_gateway_slow_clients", "Streams cancelled because the client took nothing", registry=registry
         )
         self.cache = Counter(
-            "penstock_response_cache", "Response cache look-ups (hit, miss, degraded)", ["result"], registry=registry
+            "penstock_response_cache",
+            "Response cache look-ups (hit, shared, miss, degraded)",
+            ["result"],
+            registry=registry,
         )

@@ -123,20 +123,25 @@ class Generator:
         if not key or self._cache is None:
             run.cache = "off"
         else:
-            cached = await self._cache.get(key)
-            if cached is not None and len(cached) == job.choices:
-                run.cache = "hit"
-                _replay(generation, cached)
+            looked = await self._cache.get_or_lead(key, job.response_id, job.deadline)
+            if looked.found is not None and len(looked.found) == job.choices:
+                run.cache = "shared" if looked.shared else "hit"
+                _replay(generation, looked.found)
                 self._account(run, generation.usage)
                 return generation.usage
+        done = False
         try:
             usage = await generation.run()
+            done = True
         finally:  # what was generated counts, however it ended
             if generation.queued_s:
                 self._metrics.queue.labels(job.text.meta.model).observe(generation.queued_s)
                 self._account(run, generation.usage)
+            if key and self._cache is not None and not done:
+                self._cache.release(key, job.response_id)
         if key and self._cache is not None:
-            self._cache.put(key, [CachedChoice(each.produced, each.reason) for each in generation.choices])
+            answer = [CachedChoice(each.produced, each.reason) for each in generation.choices]
+            self._cache.put(key, job.response_id, answer)
         return usage
 
     def _account(self, run: Run, usage: Usage) -> None:

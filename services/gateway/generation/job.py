@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from services.gateway.generation.choice import ToolParser
     from services.gateway.text.models import TextModel
 
-CacheState = Literal["hit", "miss", "off"]
+CacheState = Literal["hit", "shared", "miss", "off"]
+"""`shared`: it waited for the answer that another request of the same was getting."""
 
 
 @dataclass(slots=True)

@@ -136,3 +136,47 @@ async def test_without_the_cache_service_answers_go_on(stage: Stage) -> None:
         assert (answer.status, answer.headers["x-penstock-cache"]) == (200, "miss")
         assert await scene.door.metric("penstock_response_cache_total", result="degraded") >= 1
         assert (await scene.door.get("/health/ready")).status == 200
+
+
+async def test_of_many_who_ask_the_same_at_once_one_generates(stage: Stage) -> None:
+    async with cached(stage) as (scene, _):
+        asked = [
+            asyncio.create_task(scene.door.chat(temperature=0, cache=True, stream=number % 2 == 1))
+            for number in range(6)
+        ]
+        await (await scene.worker.submit()).text(TEXT)
+        answers = [await task for task in asked]
+        states = sorted(answer.headers["x-penstock-cache"] for answer in answers)
+        assert states[0] == "miss"
+        assert set(states[1:]) <= {"shared", "hit"}
+        assert scene.worker.submits.empty
+
+
+async def test_when_the_one_that_generates_fails_the_next_takes_over(stage: Stage) -> None:
+    async with cached(stage) as (scene, _):
+        asked = [asyncio.create_task(scene.door.chat(temperature=0, cache=True)) for _ in range(3)]
+        await (await scene.worker.submit()).send(ids("half"), finish=FinishReason.FAILED)
+        await (await scene.worker.submit()).text(TEXT)
+        answers = [await task for task in asked]
+        assert sorted(answer.status for answer in answers) == [200, 200, 500]
+        assert scene.worker.submits.empty
+
+
+async def test_when_the_one_that_generates_is_cancelled_the_next_takes_over(stage: Stage) -> None:
+    async with cached(stage) as (scene, _):
+        first = asyncio.create_task(scene.door.chat(temperature=0, cache=True, stream=True))
+        await scene.worker.submit()
+        others = [asyncio.create_task(scene.door.chat(temperature=0, cache=True)) for _ in range(2)]
+        first.cancel()
+        await (await scene.worker.submit()).text(TEXT)
+        assert {(await task).status for task in others} == {200}
+        assert scene.worker.submits.empty
+
+
+async def test_who_waits_too_long_generates_alone(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.cache.WAIT_S_MAX", 0.05)
+    async with cached(stage) as (scene, _):
+        asked = [asyncio.create_task(scene.door.chat(temperature=0, cache=True)) for _ in range(2)]
+        for submit in [await scene.worker.submit() for _ in asked]:
+            await submit.text(TEXT)
+        assert {(await task).headers["x-penstock-cache"] for task in asked} == {"miss"}

@@ -28,13 +28,28 @@ class FakeCache(cache_pb2_grpc.CacheServicer):
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
         self.failing = False
+        self.degraded = False
         self.put = asyncio.Event()
+        self.released: asyncio.Queue[bytes] = asyncio.Queue(100)
+        self.renewed: asyncio.Queue[list[bytes]] = asyncio.Queue(100)
 
-    async def Get(self, request: cache_pb2.GetRequest, context: Any) -> cache_pb2.GetResponse:
+    async def GetOrLease(self, request: cache_pb2.GetOrLeaseRequest, context: Any) -> cache_pb2.GetOrLeaseResponse:
         if self.failing:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
         value = self.values.get(request.key)
-        return cache_pb2.GetResponse(found=value is not None, value=value or b"")
+        if value is not None:
+            return cache_pb2.GetOrLeaseResponse(outcome=cache_pb2.GetOrLeaseResponse.FOUND, value=value)
+        return cache_pb2.GetOrLeaseResponse(outcome=cache_pb2.GetOrLeaseResponse.LEAD, degraded=self.degraded)
+
+    async def ReleaseLease(
+        self, request: cache_pb2.ReleaseLeaseRequest, context: Any
+    ) -> cache_pb2.ReleaseLeaseResponse:
+        self.released.put_nowait(request.owner)
+        return cache_pb2.ReleaseLeaseResponse(released=True)
+
+    async def RenewLeases(self, request: cache_pb2.RenewLeasesRequest, context: Any) -> cache_pb2.RenewLeasesResponse:
+        self.renewed.put_nowait([lease.owner for lease in request.leases])
+        return cache_pb2.RenewLeasesResponse(renewed=len(request.leases))
 
     async def Put(self, request: cache_pb2.PutRequest, context: Any) -> cache_pb2.PutResponse:
         self.values[request.key] = request.value
@@ -48,8 +63,16 @@ class Client:
     def __init__(self, cache: ResponseCache, service: FakeCache, metrics: Metrics) -> None:
         self.cache, self.service, self._metrics = cache, service, metrics
 
+    async def get(self, key: bytes) -> list[CachedChoice] | None:
+        return (await self.cache.get_or_lead(key, "me", None)).found
+
     def count(self, result: str) -> float:
         return self._metrics.registry.get_sample_value("penstock_response_cache_total", {"result": result}) or 0
+
+
+async def _own(cache: ResponseCache) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        cache.start(tasks)
 
 
 @asynccontextmanager
@@ -62,8 +85,12 @@ async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     cache = ResponseCache(address, metrics)
     try:
         async with asyncio.TaskGroup() as tasks:
-            cache.start(tasks)
+            owned = tasks.create_task(_own(cache))
+            await asyncio.sleep(0)
             yield Client(cache, service, metrics)
+            while cache._running:  # noqa: ASYNC110 - until writes are done
+                await asyncio.sleep(0)
+            owned.cancel()
     finally:
         await cache.close()
         await server.stop()
@@ -72,10 +99,10 @@ async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
 async def test_what_was_put_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     choices = [CachedChoice([1, 2**32 - 1], "stop"), CachedChoice([], "length")]
     async with client(monkeypatch) as mesh:
-        assert await mesh.cache.get(KEY) is None
-        mesh.cache.put(KEY, choices)
+        assert await mesh.get(KEY) is None
+        mesh.cache.put(KEY, "me", choices)
         await mesh.service.put.wait()
-        assert await mesh.cache.get(KEY) == choices
+        assert await mesh.get(KEY) == choices
         assert (mesh.count("miss"), mesh.count("hit"), mesh.count("degraded")) == (1, 1, 0)
 
 
@@ -91,7 +118,7 @@ async def test_what_was_put_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_broken_entry_is_a_miss(monkeypatch: pytest.MonkeyPatch, value: bytes) -> None:
     async with client(monkeypatch) as mesh:
         mesh.service.values[KEY] = value
-        assert await mesh.cache.get(KEY) is None
+        assert await mesh.get(KEY) is None
         assert (mesh.count("miss"), mesh.count("hit"), mesh.count("degraded")) == (0, 0, 1)
 
 
@@ -100,20 +127,44 @@ async def test_a_failing_service_is_a_miss_and_said_once(
 ) -> None:
     async with client(monkeypatch) as mesh:
         mesh.service.failing = True
-        assert await mesh.cache.get(KEY) is None
-        assert await mesh.cache.get(KEY) is None
+        assert await mesh.get(KEY) is None
+        assert await mesh.get(KEY) is None
         assert mesh.count("degraded") == 2
         assert [record.message for record in caplog.records if "degraded" in record.message] == [
             "response cache degraded: answers go on uncached"
         ]
         mesh.service.failing = False
         mesh.service.values[KEY] = orjson.dumps({"v": 1, "choices": [[[1], "stop"]]})
-        assert await mesh.cache.get(KEY) == [CachedChoice([1], "stop")]
+        assert await mesh.get(KEY) == [CachedChoice([1], "stop")]
 
 
 async def test_writes_beyond_the_bound_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PUTS_MAX", 2)
     async with client(monkeypatch) as mesh:
         for number in range(5):
-            mesh.cache.put(bytes([number]) * 32, [CachedChoice([number], "stop")])
+            mesh.cache.put(bytes([number]) * 32, "me", [CachedChoice([number], "stop")])
     assert len(mesh.service.values) == 2
+
+
+async def test_a_leader_that_fails_lets_the_next_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with client(monkeypatch) as mesh:
+        assert (await mesh.cache.get_or_lead(KEY, "me", None)).leads
+        mesh.cache.release(KEY, "another")
+        mesh.cache.release(KEY, "me")
+        mesh.cache.release(KEY, "me")
+        assert await mesh.service.released.get() == b"me"
+    assert mesh.service.released.empty()
+
+
+async def test_a_leader_is_heard_of_while_it_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEASE_S", 0.05)
+    async with client(monkeypatch) as mesh:
+        await mesh.cache.get_or_lead(KEY, "me", None)
+        assert await mesh.service.renewed.get() == [b"me"]
+
+
+async def test_a_miss_without_all_tiers_is_degraded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with client(monkeypatch) as mesh:
+        mesh.service.degraded = True
+        assert (await mesh.cache.get_or_lead(KEY, "me", None)).leads
+        assert (mesh.count("miss"), mesh.count("degraded")) == (0, 1)
