@@ -2,8 +2,8 @@
 
 Classes are strict bands: `interactive` before `standard` before `batch`. Two things bend that, both bounded:
 
-- a class has a *floor*, a share of the model's sequences. While it waits and holds less, it goes first. While it had a
-  request in the last `demand_s` seconds and holds less, the classes below leave that much room free for it.
+- a class has a *floor*, a share. While it waits and holds less than that of all sequences held, it goes first. While it
+  had a request in the last `demand_s` seconds, the classes below leave it that share of all sequences that there are.
 - a class whose oldest request has waited over its bound stands as one tenant, of weight `promoted_weight`, in the class
   above, until it has no such request. So it always moves, and a flood of old work takes a share and not everything.
 """
@@ -73,8 +73,12 @@ class Bands:
             self.asked.pop(lease.id, None)
 
     def lacks(self, band: int) -> int:
-        """Sequences that a class holds less than its floor."""
-        return self.floors[band] - self.held[band]
+        """Sequences that a class holds less than its share of all that are held.
+
+        Of those that are held, not of those that there could be: where prefill is the limit, few of the slots are ever
+        taken, and the first twentieth of them would all be batch.
+        """
+        return int(self._config.floors[band] * sum(self.held)) - self.held[band]
 
     def kept_from(self, now: float, band: int) -> int:
         """Free sequences that a class must leave to those above it, unless it holds less than its own floor."""
@@ -82,7 +86,7 @@ class Bands:
         for above in range(band):
             lane = self.lanes[above]
             if lane.count or now - lane.asked_at < self._config.demand_s:
-                kept += max(self.lacks(above), 0)
+                kept += max(self.floors[above] - self.held[above], 0)
         return kept
 
     def spare(self, now: float, band: int, workers: Collection[Worker]) -> int | None:
