@@ -147,7 +147,7 @@ class Preparer:
 
 async def _encode(text: TextModel, prompt: str, *, special_tokens: bool) -> list[int]:
     encode = text.tokenization.encode
-    if is_long(prompt):
+    if is_long(prompt) and (special_tokens or not text.tokenization.knows(prompt)):
         return await asyncio.to_thread(encode, prompt, add_special_tokens=special_tokens)
     return encode(prompt, add_special_tokens=special_tokens)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from services.common.card import CardError
+from services.gateway.text.segments import SegmentCache, plain_added_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,7 @@ class Tokenization:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
+        self._segments = SegmentCache(self._encode_bare, plain_added_tokens(tokenizer.to_str()))
         self._bos = None if bos_token is None else tokenizer.token_to_id(bos_token)
 
     @classmethod
@@ -42,10 +44,20 @@ class Tokenization:
         `add_special_tokens` adds what the tokenizer puts around a text (BOS, ...): True for a raw prompt, False for
         a rendered chat, whose template writes its own. A BOS that the text already starts with is not doubled.
         """
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        if add_special_tokens and self._bos is not None and ids[:2] == [self._bos, self._bos]:
+        if not add_special_tokens:
+            return self._segments.encode(text)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=True).ids
+        if self._bos is not None and ids[:2] == [self._bos, self._bos]:
             return ids[1:]
         return ids
+
+    def _encode_bare(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def knows(self, text: str) -> bool:
+        """Whether `encode` without special tokens takes no time worth a thread."""
+        return self._segments.knows(text)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; unknown ids spell nothing."""
