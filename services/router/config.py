@@ -30,6 +30,8 @@ class SchedulerConfig:
     """16-token blocks of all workers that the prefix index remembers, at most 200 bytes each."""
     prefix_precision_min: float = 0.5
     """Of the tokens predicted to be cached on a worker, so much must be, or load alone places requests there."""
+    length_bounds: tuple[int, ...] = (512, 2048)
+    """Uncached prompt tokens that divide short, medium and long prompts; empty = no pools by length."""
     lost_lease_s: float = 30.0
     """How long a lease outlives its worker, for its gateway to release or bounce it."""
     floors: tuple[float, ...] = (0.5, 0.2, 0.05)
@@ -44,9 +46,11 @@ class SchedulerConfig:
     """Cost of a generated token in uncached prompt tokens (Sheng et al. 2024)."""
     deadline_horizon_s: float = 30.0
     """In its tenant's queue a request stands as if its deadline were at most so long after its arrival."""
-    patience: float = 15.0
+    patience: float = 8.0
     """Without deadlines, requests of a tenant stand as if due so many times their prefill after their arrival, so that
-    short work and cached prompts pass long ones; within `deadline_horizon_s`."""
+    short work and cached prompts pass long ones."""
+    patience_s_max: float = 120.0
+    """And at most so long after it: nobody is passed by those that came so much later."""
     backlog_ms_max: float = 250.0
     """Workers that have more prefill than this before them get nothing more: what is not started yet waits here, where
     there is an order, and not in the engine's queue. Two reports apart, so that no engine runs dry."""

@@ -54,7 +54,7 @@ class Lane:
         if request.deadline < math.inf:
             request.due = min(request.due, request.deadline)
         else:
-            request.due += min(config.patience * request.work_s, horizon_s)
+            request.due += min(config.patience * request.work_s, config.patience_s_max)
         request.cost = cost_of(config, request.prompt_tokens, request.answer_tokens)
         request.account = account
         account.queue.push(request)

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from services.router.requests import Request
     from services.router.workers import Worker
 
-_TIE = 1.05
+_TIE = 1.01
 _TIE_MS = 0.5
-"""Predictions within 5 % and half a millisecond of the best are equal: the fit's noise must not pick one for ever."""
-_GIVEN_AWAY = 3.0
+"""Predictions within 1 % and half a millisecond of the best are equal: the fit's noise must not pick one for ever."""
+_GIVEN_AWAY = 1.5
 """Weight of a cached token that is given away, beside one of waiting. It bounds the imbalance too: a worker with the
-prefix is at most three times the saved prefill behind another before that one gets the request, and so the prefix."""
-_HOLD_OUT = 30.0
+prefix is at most 1.5 times the saved prefill behind another before that one gets the request, and so the prefix."""
+_HOLD_OUT = 100.0
 """A request waits for the worker that has its prefix at most so many times the prefill that this saves."""
 
 
@@ -31,6 +31,7 @@ def best(
     workers: Iterable[Worker],
     within: Collection[int] | None = None,
     backlog_ms: float = math.inf,
+    keep: int = 0,
 ) -> Worker | None:
     """The worker for `request`, or None when no one has room now, or when it should hold out for a better one.
 
@@ -38,10 +39,12 @@ def best(
         workers: those with any room at all.
         within: when given, incarnations that alone may be chosen.
         backlog_ms: workers with more prefill than that before them get nothing now.
+        keep: it may not take one of the last so many without that.
 
     Among equals, the one that served the session last, else the one whose last grant is the longest ago. Sets
     `request.holds_out`.
     """
+    let_go(request)
     sequences, tokens, prompt = request.choices, request.prompt_tokens + request.max_tokens, request.prompt_tokens
     excluded = request.excluded
     hits = request.match.hits() if request.match is not None else None
@@ -62,13 +65,17 @@ def best(
         work = most_work - _GIVEN_AWAY * hits.get(worker, 0) if hits else prompt
         if likely > worker.spare_blocks:
             work += block_size * (likely - worker.spare_blocks)
-        scores.append(worker.base_ms + worker.slope_ms * work)
+        scores.append(worker.base_ms + worker.held_ms + worker.slope_ms * work)
         fitting.append(worker)
-    request.holds_out = False
-    return _choose(request, scores, fitting, backlog_ms) if fitting else None
+    return _choose(request, scores, fitting, backlog_ms, keep) if fitting else None
 
 
-def _choose(request: Request, scores: Sequence[float], workers: Sequence[Worker], backlog_ms: float) -> Worker | None:
+def _choose(
+    request: Request, scores: Sequence[float], workers: Sequence[Worker], backlog_ms: float, keep: int
+) -> Worker | None:
+    if keep and sum([worker.backlog_ms <= backlog_ms for worker in workers]) <= keep:
+        request.holds_out = True
+        return None
     lowest = min(scores)
     first = workers[scores.index(lowest)]
     if first.backlog_ms > backlog_ms:
@@ -77,7 +84,7 @@ def _choose(request: Request, scores: Sequence[float], workers: Sequence[Worker]
             return None
         lowest = min(ready)
         if _holds_out(request, first, workers[scores.index(lowest)]):
-            request.holds_out = True
+            _hold_out(request, first)
             return None
     limit = lowest * _TIE + _TIE_MS
     equals = [
@@ -88,6 +95,23 @@ def _choose(request: Request, scores: Sequence[float], workers: Sequence[Worker]
     if request.affine in equals:
         return request.affine
     return min(equals, key=_least_recent)
+
+
+def let_go(request: Request) -> None:
+    """It holds out for nobody any more."""
+    request.holds_out = False
+    if request.held_for is not None:
+        request.held_for.held_ms -= request.held_ms
+        request.held_for = None
+
+
+def _hold_out(request: Request, worker: Worker) -> None:
+    """Count what it will cost the worker, so that not everybody waits for the same one."""
+    hits = request.match.hits() if request.match is not None else {}
+    request.holds_out = True
+    request.held_for = worker
+    request.held_ms = worker.slope_ms * (request.prompt_tokens - hits.get(worker, 0))
+    worker.held_ms += request.held_ms
 
 
 def _holds_out(request: Request, behind: Worker, ready: Worker) -> bool:

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.router.bands import Bands
+from services.router.lengths import LengthPools
 
 if TYPE_CHECKING:
     from services.router.config import SchedulerConfig
     from services.router.requests import Request
     from services.router.workers import Worker
+
+_LEAVES_ROOM = 5.0
+"""Times its own prefill that a long prompt leaves room for shorter ones."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,6 +45,7 @@ class Pool:
         self.eligible: dict[int, Worker] = {}
         self.open: dict[int, Worker] = {}
         self.queue = Bands(config)
+        self.lengths = LengthPools(config.length_bounds)
 
     def view(self) -> ModelView:
         """As of now."""
@@ -91,13 +96,19 @@ class Pool:
             worker.could_hold(request) for worker in self.eligible.values() if worker.incarnation not in excluded
         )
 
-    def prefill_s(self, request: Request) -> float:
-        """To compute of its prompt what the worker with most of it doesn't hold; 0.0 while there is no worker."""
-        worker = next(iter(self.eligible.values()), None)
-        if worker is None:
-            return 0.0
+    def measure(self, now: float, request: Request) -> None:
+        """Find how much a new request has to compute on the worker that holds most of it."""
         hit = max(request.match.hits().values(), default=0) if request.match is not None else 0
-        return worker.slope_ms * (request.prompt_tokens - hit) / 1000
+        request.uncached = request.prompt_tokens - hit
+        worker = next(iter(self.eligible.values()), None)
+        request.work_s = worker.slope_ms * request.uncached / 1000 if worker is not None else 0.0
+        self.lengths.learn(now, request.uncached)
+
+    def kept_from(self, now: float, request: Request) -> int:
+        """Workers without backlog that it must leave to shorter prompts; none once it waited long for its size."""
+        if now - request.arrived > _LEAVES_ROOM * request.work_s:
+            return 0
+        return self.lengths.kept(request.uncached, len(self.eligible))
 
     def predicted_ttft_s(self, request: Request) -> float:
         """On the best worker once it is the request's turn; 0.0 while the speed of some worker isn't known."""

@@ -47,9 +47,14 @@ class Request:
     due: float = field(default=math.inf, init=False)
     """Where it stands among its tenant's requests."""
     work_s: float = field(default=0.0, init=False)
-    """Prefill that it needed where most of it was cached, on entry."""
+    """Prefill that it needed where most of it was cached, on arrival."""
+    uncached: int = field(default=0, init=False)
+    """Prompt tokens of that."""
     holds_out: bool = field(default=False, init=False)
-    """There was room in the last search, but it waits for a worker that is behind and has its prefix."""
+    """There was room in the last search that it leaves to others: its prefix is elsewhere, or it is long."""
+    held_for: Worker | None = field(default=None, init=False)
+    """That worker, whose `held_ms` counts our `held_ms`."""
+    held_ms: float = field(default=0.0, init=False)
     cost: float = field(default=0.0, init=False)
     """Weighted tokens that it is expected to come to, while it waits."""
     account: Account | None = field(default=None, init=False)

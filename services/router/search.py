@@ -4,7 +4,7 @@ A request that fits nowhere now is looked past: smaller ones behind it may take 
 `passes_max` such grants the workers it could use are held for it, and only requests that go where it must not (its
 `excluded` workers) still pass. So nobody starves, and a request that excludes the only free worker blocks no one.
 
-One that holds out for a worker that has its prefix, and is behind, is passed freely: it chose to.
+One that holds out, for a worker that has its prefix or to leave room for shorter ones, is passed freely.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 from services.router.placement import best
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from services.router.config import SchedulerConfig
     from services.router.lane import Turn
     from services.router.pools import Pool
@@ -54,7 +52,7 @@ def next_fit(pool: Pool, config: SchedulerConfig, now: float) -> tuple[Worker, T
         room = rooms[request.band]
         if room is None or (request.excluded and pool.open.keys() <= request.excluded):
             continue
-        worker = _place(request, room, pool.open.values(), within, backlog_ms)
+        worker = _place(now, request, room, pool, within, backlog_ms)
         if worker is not None:
             _count_pass(blocked, worker)
             return worker, turn
@@ -90,9 +88,10 @@ def _rooms(pool: Pool, now: float) -> list[_Room | None]:
 
 
 def _place(
+    now: float,
     request: Request,
     room: _Room,
-    workers: Collection[Worker],
+    pool: Pool,
     within: frozenset[int] | None,
     backlog_ms: float,
 ) -> Worker | None:
@@ -101,7 +100,7 @@ def _place(
         return None
     if room.smallest is not None and _as_large(request, room.smallest):
         return None
-    worker = best(request, workers, within, backlog_ms)
+    worker = best(request, pool.open.values(), within, backlog_ms, pool.kept_from(now, request))
     if worker is None and not request.excluded and not request.holds_out:
         room.smallest = request
     return worker

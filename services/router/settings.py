@@ -35,6 +35,8 @@ class RouterSettings(ServiceSettings):
     """Seconds after the start in which an unseen model may still get its first worker, and isn't yet unknown."""
     prefix_blocks_max: int = Field(default=4_000_000, ge=1_000, le=100_000_000)
     """Cached 16-token blocks, of all workers, that are remembered; about 120 bytes each."""
+    length_bounds: Annotated[tuple[int, ...], NoDecode, BeforeValidator(_split)] = (512, 2048)
+    """Uncached prompt tokens that divide short, medium and long prompts; long ones leave room for short ones."""
     prefix_precision_min: float = Field(default=0.5, ge=0, le=1)
     """A worker whose predicted prefix hits come true less often than this is placed by load alone."""
     floor_interactive: float = Field(default=0.5, ge=0, le=1)
@@ -80,6 +82,7 @@ class RouterSettings(ServiceSettings):
             output_weight=self.output_weight,
             backlog_ms_max=self.backlog_ms_max,
             preempts_max=self.preempts_max,
+            length_bounds=self.length_bounds,
             prefix_blocks_max=self.prefix_blocks_max,
             prefix_precision_min=self.prefix_precision_min,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from services.router.events import Event, Granted, Queued, Rejected, RejectReason
 from services.router.lane import cost_of
-from services.router.placement import best
+from services.router.placement import best, let_go
 from services.router.preemption import Preemptions
 from services.router.search import next_fit
 
@@ -45,6 +45,7 @@ class WaitingRoom:
         """Grant a new request, let it wait, or reject it."""
         bands, lane = pool.queue, pool.queue.lanes[request.band]
         lane.asked(now)
+        pool.measure(now, request)
         if bands.goes_at_once(now, request.band):
             worker = self._fitting(now, pool, request)
             if worker is not None:
@@ -69,7 +70,12 @@ class WaitingRoom:
         spare = pool.queue.spare(now, request.band, pool.open.values())
         if spare is not None and request.choices > spare:
             return None
-        return best(request, pool.open.values(), backlog_ms=self._config.backlog_ms_max)
+        return best(
+            request,
+            pool.open.values(),
+            backlog_ms=self._config.backlog_ms_max,
+            keep=pool.kept_from(now, request),
+        )
 
     def _in_time(self, now: float, pool: Pool, request: Request) -> bool:
         """Refuse the request if its deadline can't be met."""
@@ -104,6 +110,7 @@ class WaitingRoom:
         pool = self._fleet.pools[request.model]
         lane = pool.queue.lanes[request.band]
         lane.remove(request)
+        let_go(request)
         self._timers.cancel(request.deadline_timer)
         self._timers.cancel(request.orphan_timer)
         request.deadline_timer = request.orphan_timer = None
@@ -205,7 +212,6 @@ class WaitingRoom:
 
     def _enter(self, now: float, pool: Pool, request: Request) -> None:
         lane = pool.queue.lanes[request.band]
-        request.work_s = pool.prefill_s(request)
         lane.push(request)
         request.position_sent = 0
         self._entered.append(request)

@@ -71,8 +71,8 @@ class Worker:
     __slots__ = (
         "_counted_blocks", "_counted_sequences", "_likely_blocks", "_own_blocks", "_own_sequences", "_pending_prefill",
         "_released", "_report", "backlog_ms", "base_ms", "block_size", "bounced", "draining", "free_blocks",
-        "free_sequences", "granted_order", "has_room", "info", "last_heard", "leases", "model", "order", "pools",
-        "slope_ms", "spare_blocks",
+        "free_sequences", "granted_order", "has_room", "held_ms", "info", "last_heard", "leases", "model", "order",
+        "pools", "slope_ms", "spare_blocks",
     )  # fmt: skip
 
     def __init__(self, info: Registration, order: int, now: float) -> None:
@@ -87,6 +87,8 @@ class Worker:
         self.bounced = False
         """It refused a lease that the last report had room for: nothing more until the next report."""
         self.granted_order = 0
+        self.held_ms = 0.0
+        """Prefill of those who hold out for it."""
         self._released: dict[int, _Released] = {}
         self._own_sequences = self._own_blocks = self._likely_blocks = self._pending_prefill = 0
         self._counted_sequences = self._counted_blocks = 0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _HOLDERS_MAX = 128
 """Looked at per prompt, those with the longest match first; a thousand that hold the same system prompt are enough."""
 _PROMISES_SHARE = 8
-_PROMISE_S = 5.0
+_PROMISE_S = 0.2
 
 
 class _Cache:
@@ -123,7 +123,8 @@ class PrefixTracker:
         at = lease.matched_tokens // BLOCK_TOKENS * HASH_BYTES
         if at:
             self.index.used(split(hashes[:at]))
-        self._promises.add(cache.feed.holder, split(hashes[at:]), self.now + _PROMISE_S + 2 * ttft_s)
+        if not lease.matched_tokens:
+            self._promises.add(cache.feed.holder, split(hashes[at:]), self.now + _PROMISE_S + ttft_s)
 
     def ended(self, lease: Lease, cached_tokens: int) -> list[Event]:
         """A lease finished: compare the prediction with what the engine says it reused."""
