@@ -51,8 +51,8 @@ class RouterSettings(ServiceSettings):
     """While a batch request has waited longer, batch ones take a share of the turns of standard ones."""
     output_weight: float = Field(default=2.0, gt=0, le=100)
     """What a generated token costs a tenant, in uncached prompt tokens."""
-    backlog_ms_max: float = Field(default=400.0, gt=0)
-    """Milliseconds of work that a worker may have before it while classes or tenants compete; the rest waits here."""
+    backlog_ms_max: float = Field(default=250.0, gt=0)
+    """Milliseconds of prefill that a worker may have before it and still get more; the rest waits here, in order."""
     preempts_max: int = Field(default=4, ge=0, le=1000)
     """Leases per model that may be asked back at a time for requests of a higher class; 0 = none ever."""
     gateway_unread_max: int = Field(default=65_536, ge=16, le=10_000_000)
