@@ -19,7 +19,7 @@ UP := --engine $(ENGINE) --workers $(WORKERS) --gateways $(GATEWAYS) --routers $
   --tensor-parallel-size $(TP) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --state-dir $(STATE_DIR) \
   $(if $(MODEL),--model $(MODEL)) $(if $(filter-out 0,$(DETACH)),--detach) $(ARGS)
 
-.PHONY: help setup up down status chat test lint format gen bench bench-token bench-ttft bench-memory bench-router clean
+.PHONY: help setup up down status chat test lint format gen bench bench-token bench-ttft bench-memory bench-router bench-cache clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,7 +64,7 @@ gen: ## generate the protobuf and FlatBuffers code
 	@scripts/setup.sh --extra dev
 	scripts/gen.sh
 
-bench: bench-token bench-ttft bench-memory bench-router ## all benchmarks, one after the other
+bench: bench-token bench-ttft bench-memory bench-router bench-cache ## all benchmarks, one after the other
 
 bench-token: ## CPU of gateway and workers per streamed token, beside Envoy
 	@scripts/setup.sh --extra dev --extra bench
@@ -81,6 +81,10 @@ bench-memory: ## memory of gateway and router after 2,000 and 20,000 requests
 bench-router: ## CPU of the router per request
 	@scripts/setup.sh --extra dev --extra bench
 	$(BIN)/python -m bench.router $(ARGS)
+
+bench-cache: ## a response cache hit, from the process and from Redis
+	@scripts/setup.sh --extra dev --extra bench
+	$(BIN)/python -m bench.cache $(ARGS)
 
 clean: ## remove .venv and every cache (not .penstock: that is the mesh's state)
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build

@@ -80,7 +80,7 @@ class Processes:
 class Mesh:
     """A sim mesh for benchmarks: one gateway, one router, some workers; no supervisor in between."""
 
-    def __init__(self, processes: Processes, *, workers: int, step_ms: float) -> None:
+    def __init__(self, processes: Processes, *, workers: int, step_ms: float, cache: str = "") -> None:
         self.key = new_key()
         self.http_port = free_port()
         self.router = f"127.0.0.1:{free_port()}"
@@ -94,7 +94,13 @@ class Mesh:
             for number in range(workers)
         ]
         """Of the guardians; `machine.family` has the rest."""
-        gateway = {"http-port": self.http_port, "grpc-port": 0, "routers": self.router, "tenants": tenants}
+        gateway = {
+            "http-port": self.http_port,
+            "grpc-port": 0,
+            "routers": self.router,
+            "tenants": tenants,
+            "cache": cache,
+        }
         self.gateway_pid = self._start("gateway", {**gateway, "name": "gateway-0"})
 
     def _start(self, service: str, flags: Mapping[str, object]) -> int:
