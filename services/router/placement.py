@@ -8,6 +8,7 @@ was tried: docs/scheduling.md.
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def best(
 def _choose(
     request: Request, scores: Sequence[float], workers: Sequence[Worker], backlog_ms: float, keep: int
 ) -> Worker | None:
-    if keep and sum([worker.backlog_ms <= backlog_ms for worker in workers]) <= keep:
+    if keep and len(list(islice((True for worker in workers if worker.backlog_ms <= backlog_ms), keep + 1))) <= keep:
         request.holds_out = True
         return None
     lowest = min(scores)

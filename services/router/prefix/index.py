@@ -119,8 +119,18 @@ class PrefixIndex:
             promised: more sets by block, of blocks that are on their way.
         """
         shards, live, levels, depth = self._shards, self._live, list[tuple[int, int]](), 0
+        last = -1
         for block in chain:
-            left = live & (shards[block[0]].get(block, 0) | promised.get(block, 0))
+            bits = shards[block[0]].get(block, 0)
+            more = promised.get(block)
+            if more is not None:
+                last, bits = -1, bits | more
+            elif bits is last:  # equal sets are one object: nobody drops out here
+                depth += 1
+                continue
+            else:
+                last = bits
+            left = live & bits
             if left != live:
                 if depth:
                     levels.append((depth, live ^ left))

@@ -30,6 +30,8 @@ class Promises:
     def add(self, holder: int, blocks: Sequence[bytes], until: float) -> None:
         """`holder` will hold these; forget it at `until`."""
         bit = 1 << holder
+        if not blocks:
+            return
         new = [block for block in blocks if not self.sets.get(block, 0) & bit]
         if not new or self._count + len(new) > self._blocks_max:
             return
