@@ -101,8 +101,19 @@ class _State(Collector):
                 tokens.add_metric([view.model, name], size)
             live.add_metric([view.model], len(view.workers))
         leases = GaugeMetricFamily("penstock_router_leases", "Leases held.", value=self._scheduler.live_leases)
+        precision = GaugeMetricFamily(
+            "penstock_router_prefix_precision",
+            "Of tokens predicted to be cached, those that were.",
+            labels=["worker"],
+        )
+        recall = GaugeMetricFamily(
+            "penstock_router_prefix_recall", "Of the cached tokens, those that were predicted.", labels=["worker"]
+        )
+        for worker, check in self._scheduler.prefixes.checks():
+            precision.add_metric([worker.info.worker_id], check.precision)
+            recall.add_metric([worker.info.worker_id], check.recall)
         gateways = GaugeMetricFamily("penstock_router_gateways", "Gateways connected.", value=self._gateways())
-        return [requests, tokens, live, leases, gateways]
+        return [requests, tokens, live, leases, gateways, precision, recall]
 
 
 def class_name(priority_class: int) -> str:
