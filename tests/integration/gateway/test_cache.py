@@ -146,9 +146,9 @@ async def test_of_many_who_ask_the_same_at_once_one_generates(stage: Stage) -> N
         ]
         await (await scene.worker.submit()).text(TEXT)
         answers = [await task for task in asked]
-        states = sorted(answer.headers["x-penstock-cache"] for answer in answers)
-        assert states[0] == "miss"
-        assert set(states[1:]) <= {"shared", "hit"}
+        states = [answer.headers["x-penstock-cache"] for answer in answers]
+        assert states.count("miss") == 1
+        assert set(states) <= {"miss", "shared", "hit"}
         assert scene.worker.submits.empty
 
 
