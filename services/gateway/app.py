@@ -44,7 +44,7 @@ class Gateway:
             raise SystemExit(f"services.gateway: {error}") from None
         gateway_id = f"{settings.name or 'gateway'}-{new_incarnation():016x}"
         metrics = Metrics()
-        self._catalog = catalog = Catalog(self._changed.set)
+        self._catalog = catalog = Catalog(self._changed.set, no_worker_wait_s=settings.no_worker_wait_s)
         routers = RouterPool(settings.routers, gateway_id, catalog, self._changed.set, wait_s=settings.router_wait_s)
         workers = WorkerPool(gateway_id)
         self._cache = ResponseCache(settings.cache, metrics) if settings.cache else None

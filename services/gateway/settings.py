@@ -32,5 +32,7 @@ class GatewaySettings(ServiceSettings):
     """A client that takes nothing for so long is cancelled, in seconds."""
     router_wait_s: float = Field(default=2.0, ge=0)
     """How long a request waits for any router to be reachable, in seconds, before 503."""
+    no_worker_wait_s: float = Field(default=10.0, ge=0, le=3600)
+    """How long a request for a declared model waits for its first worker (scale from zero), in seconds, before 503."""
     moves_max: int = Field(default=3, ge=0, le=16)
     """How often one generation may move to another worker after losing its own."""

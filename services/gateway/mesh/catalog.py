@@ -48,8 +48,10 @@ class Entry:
 class Catalog:
     """Served names and their text models."""
 
-    def __init__(self, on_change: Callable[[], None]) -> None:
+    def __init__(self, on_change: Callable[[], None], *, no_worker_wait_s: float) -> None:
         self._on_change = on_change
+        self._no_worker_wait_s = no_worker_wait_s
+        self._adopted = asyncio.Event()
         self._entries: dict[str, Entry] = {}
         self._by_hash: dict[str, TextModel] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
@@ -87,7 +89,7 @@ class Catalog:
         return sorted((entry for entry in self._entries.values() if entry.text is not None), key=lambda e: e.name)
 
     async def get(self, model: str, deadline: float | None = None) -> TextModel:
-        """The text side of a model, waiting for a fetch that is under way.
+        """The text side of a model, waiting for its first worker and the fetch of its card.
 
         Raises:
             DeadlineError: `deadline` (event-loop time) passed meanwhile.
@@ -100,14 +102,21 @@ class Catalog:
             raise NotFoundError(
                 f"the model {model!r} does not exist; this mesh serves: {names}", param="model", code="model_not_found"
             )
-        fetch = self._fetching.get(entry.card_hash)
-        if entry.text is None and fetch is not None:
-            left_s = FETCH_TIMEOUT_S if deadline is None else max(0.0, deadline - time.monotonic())
-            done, _ = await asyncio.wait({fetch}, timeout=min(FETCH_TIMEOUT_S, left_s))
-            if not done and left_s < FETCH_TIMEOUT_S:
-                raise DeadlineError("the deadline passed while the model's card was fetched")
         if entry.text is None:
-            raise UnavailableError(f"no worker serves {model!r} yet", retry_after_s=5)
+            return await self._first_card(entry, deadline)
+        return entry.text
+
+    async def _first_card(self, entry: Entry, deadline: float | None) -> TextModel:
+        patience_s = FETCH_TIMEOUT_S if entry.card_hash in self._fetching else self._no_worker_wait_s
+        left_s = patience_s if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            async with asyncio.timeout(min(patience_s, left_s)):
+                while entry.text is None:
+                    await self._adopted.wait()
+        except TimeoutError:
+            if left_s < patience_s:
+                raise DeadlineError(f"the deadline passed while {entry.name!r} waited for its first worker") from None
+            raise UnavailableError(f"no worker serves {entry.name!r} yet", retry_after_s=5) from None
         return entry.text
 
     async def _fetch(self, card_hash: str) -> None:
@@ -142,6 +151,8 @@ class Catalog:
                 entry.text = text
         used = {entry.card_hash for entry in self._entries.values()}
         self._by_hash = {key: value for key, value in self._by_hash.items() if key in used}
+        self._adopted.set()
+        self._adopted = asyncio.Event()
         self._on_change()
         log.info("model card ready", extra={"card": card_hash, "model": text.meta.model})
 

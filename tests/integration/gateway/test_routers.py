@@ -247,3 +247,27 @@ async def test_a_worker_with_a_card_that_nobody_can_read_does_not_end_the_gatewa
             answer = asyncio.create_task(door.chat())
             await (await workers[0].submit()).text("ok")
             assert (await answer).status == 200
+
+
+async def test_a_model_whose_first_worker_is_still_to_come_is_waited_for(tmp_path: Path) -> None:
+    async with running_peers() as (routers, workers):
+        routers[0].workers = []
+        async with running_gateway(tmp_path, [routers[0].address], wait=False) as door:
+            async with asyncio.timeout(20):
+                while (await door.chat(headers={"x-request-timeout-ms": "1"})).status == 404:
+                    pass  # the router has not been heard yet
+            asked = asyncio.create_task(door.chat())
+            routers[0].workers = workers
+            routers[0].tell_models()
+            await (await workers[0].submit()).text("hello")
+            assert (await asked).status == 200
+
+
+async def test_a_model_without_workers_is_503_after_a_while(tmp_path: Path) -> None:
+    async with running_peers() as (routers, _):
+        routers[0].workers = []
+        async with running_gateway(tmp_path, [routers[0].address], wait=False, no_worker_wait_s=0.05) as door:
+            async with asyncio.timeout(20):
+                while (answer := await door.chat()).status == 404:
+                    pass  # the router has not been heard yet
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
