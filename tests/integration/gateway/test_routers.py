@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from penstock.v1 import dispatch_pb2
 
+from services.gateway.mesh.catalog import Catalog
 from services.gateway.mesh.rendezvous import choose
 from services.gateway.text.models import TextModel
 from tests.integration.gateway.doors import running_gateway
-from tests.integration.gateway.peers import MODEL, FakeRouter, ids, running_peers
+from tests.integration.gateway.peers import MODEL, FakeRouter, card, ids, running_peers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -249,18 +250,17 @@ async def test_a_worker_with_a_card_that_nobody_can_read_does_not_end_the_gatewa
             assert (await answer).status == 200
 
 
-async def test_a_model_whose_first_worker_is_still_to_come_is_waited_for(tmp_path: Path) -> None:
-    async with running_peers() as (routers, workers):
-        routers[0].workers = []
-        async with running_gateway(tmp_path, [routers[0].address], wait=False) as door:
-            async with asyncio.timeout(20):
-                while (await door.chat(headers={"x-request-timeout-ms": "1"})).status == 404:
-                    pass  # the router has not been heard yet
-            asked = asyncio.create_task(door.chat())
-            routers[0].workers = workers
-            routers[0].tell_models()
-            await (await workers[0].submit()).text("hello")
-            assert (await asked).status == 200
+async def test_a_model_whose_first_worker_is_still_to_come_is_waited_for() -> None:
+    async with running_peers(routers=0) as (_, workers), asyncio.TaskGroup() as tasks:
+        catalog = Catalog(lambda: None, no_worker_wait_s=30)
+        catalog.start(tasks)
+        catalog.on_update("router", dispatch_pb2.ModelUpdate(model=MODEL))
+        asked = tasks.create_task(catalog.get(MODEL))
+        await asyncio.sleep(0)  # it asks, and waits, before there is a worker
+        assert not asked.done()
+        update = dispatch_pb2.ModelUpdate(model=MODEL, card_hash=card().hash, workers=[workers[0].address])
+        catalog.on_update("router", update)
+        assert (await asked).card_hash == card().hash
 
 
 async def test_a_model_without_workers_is_503_after_a_while(tmp_path: Path) -> None:
