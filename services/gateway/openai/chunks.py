@@ -33,6 +33,8 @@ class _Chunks:
     """What the two kinds of chunks share. `_head` ends before the value of `choices`."""
 
     _object = ""
+    _text_end = b""
+    """What follows the text in a chunk of text alone."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class _Chunks:
             head["service_tier"] = service_tier
         self._head = orjson.dumps(head)[:-1]
         self._tail = b',"usage":null}' if include_usage else b"}"
+        self._text_tail = self._text_end + self._tail
         self._text_heads: dict[int, bytes] = {}
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
@@ -76,26 +79,7 @@ class ChatChunks(_Chunks):
     """
 
     _object = "chat.completion.chunk"
-
-    def __init__(
-        self,
-        response_id: str,
-        model: str,
-        created: int,
-        *,
-        include_usage: bool,
-        fingerprint: str | None = None,
-        service_tier: str | None = None,
-    ) -> None:
-        super().__init__(
-            response_id,
-            model,
-            created,
-            include_usage=include_usage,
-            fingerprint=fingerprint,
-            service_tier=service_tier,
-        )
-        self._text_tail = b'},"logprobs":null,"finish_reason":null}]' + self._tail
+    _text_end = b'},"logprobs":null,"finish_reason":null}]'
 
     def role(self, choice: int) -> bytes:
         """The first chunk of a choice."""
@@ -123,26 +107,7 @@ class CompletionChunks(_Chunks):
     """The chunks of one streamed text completion; arguments as for `ChatChunks`."""
 
     _object = "text_completion"
-
-    def __init__(
-        self,
-        response_id: str,
-        model: str,
-        created: int,
-        *,
-        include_usage: bool,
-        fingerprint: str | None = None,
-        service_tier: str | None = None,
-    ) -> None:
-        super().__init__(
-            response_id,
-            model,
-            created,
-            include_usage=include_usage,
-            fingerprint=fingerprint,
-            service_tier=service_tier,
-        )
-        self._text_tail = b',"logprobs":null,"finish_reason":null}]' + self._tail
+    _text_end = b',"logprobs":null,"finish_reason":null}]'
 
     def role(self, choice: int) -> bytes | None:
         """Text completions begin without a role."""
